@@ -1,0 +1,1 @@
+"""lmpoolctl: the command line of the pool."""

@@ -1,0 +1,1 @@
+"""The control plane of LMPool, and what all its processes share."""

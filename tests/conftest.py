@@ -1,0 +1,48 @@
+"""Fixtures that more than one floor uses: a real server, an empty pool."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from lmpoold.protocol.keys import Keyspace
+from lmpoold.store.connect import open_redis
+from lmpoold.store.embedded import EmbeddedServer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile("ci", max_examples=500, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """A real server for the whole session; tests part by pool name or flush it."""
+    import asyncio
+
+    with tempfile.TemporaryDirectory(prefix="lmpool-", dir="/tmp") as folder:
+        server = EmbeddedServer(Path(folder) / "s")
+        asyncio.run(server.start())
+        yield server.url
+        server.stop()
+
+
+@pytest.fixture
+async def redis(server_url: str) -> AsyncIterator[object]:
+    """A client of the real server, which is emptied first (functions too)."""
+    client = open_redis(server_url)
+    await client.flushall()
+    await client.function_flush("SYNC")
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def keys() -> Keyspace:
+    """The default pool's keys."""
+    return Keyspace()

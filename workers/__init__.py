@@ -1,0 +1,1 @@
+"""The data plane: one process a GPU (or a CPU replica)."""
