@@ -1,0 +1,1 @@
+"""What the processes say to one another. Pure: anyone may import it."""

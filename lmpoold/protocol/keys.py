@@ -1,0 +1,107 @@
+"""Each Redis key and stream of a pool, spelled once, under one hash tag."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lmpoold.protocol.errors import ConfigError
+
+DEFAULT_POOL = "default"
+INGRESS_GROUP = "sched"
+WORKER_GROUP = "w"
+_POOL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """The keys of one pool, all under the hash tag `{<pool>}`: a pool lies on one cluster node."""
+
+    pool: str = DEFAULT_POOL
+
+    def __post_init__(self) -> None:
+        if not _POOL.fullmatch(self.pool):
+            raise ConfigError(
+                f"pool name {self.pool!r} must be 1 to 64 of letters, digits and . _ -"
+            )
+
+    @property
+    def prefix(self) -> str:
+        """What every key of the pool begins with."""
+        return f"lmpool:{{{self.pool}}}:"
+
+    @property
+    def load(self) -> str:
+        """HASH rank -> load row; KEYS[1] of every function."""
+        return self.prefix + "load"
+
+    @property
+    def cfg(self) -> str:
+        """HASH of what the pool serves and its constants."""
+        return self.prefix + "cfg"
+
+    @property
+    def ingress(self) -> str:
+        """STREAM that producers write to; group `sched`."""
+        return self.prefix + "in"
+
+    @property
+    def parked(self) -> str:
+        """ZSET of request ids no rank can take now, by deadline (unix ms)."""
+        return self.prefix + "parked"
+
+    @property
+    def parked_requests(self) -> str:
+        """HASH of parked requests: `<id>:p` payload, `<id>:t` tokens, `<id>:a` attempt."""
+        return self.prefix + "parked:req"
+
+    @property
+    def wake(self) -> str:
+        """LIST with one element when parked requests may find room."""
+        return self.prefix + "wake"
+
+    @property
+    def dead(self) -> str:
+        """STREAM of entries that could not be served, with the reason."""
+        return self.prefix + "dead"
+
+    @property
+    def lead(self) -> str:
+        """STRING PX: the lmpoold that leads."""
+        return self.prefix + "sched:lead"
+
+    def worker(self, rank: int) -> str:
+        """STREAM of routes and cancels for a rank; group `w`."""
+        return f"{self.prefix}w:{rank}"
+
+    def out(self, client: str) -> str:
+        """STREAM of answers for a client."""
+        return f"{self.prefix}out:{client}"
+
+    def request(self, request_id: str) -> str:
+        """HASH of a request's state."""
+        return f"{self.prefix}req:{request_id}"
+
+    def emitted(self, request_id: str) -> str:
+        """STRING of the token ids a running request has emitted, each followed by a blank."""
+        return f"{self.prefix}emitted:{request_id}"
+
+    def pages(self, rank: int) -> str:
+        """HASH prefix hash -> block:generation:depth:parent: the page table of a rank."""
+        return f"{self.prefix}r:{rank}:pages"
+
+    def stage(self, rank: int, epoch: str, version: int) -> str:
+        """HASH in which a worker stages a full snapshot."""
+        return f"{self.prefix}r:{rank}:stage:{epoch}:{version}"
+
+    def reservations(self, rank: int) -> str:
+        """HASH request.attempt -> blocks:tokens:deadline_ms:deepest."""
+        return f"{self.prefix}r:{rank}:resv"
+
+    def alive(self, rank: int) -> str:
+        """STRING PX: the epoch of the worker that holds a rank."""
+        return f"{self.prefix}r:{rank}:alive"
+
+    def boot(self, rank: int) -> str:
+        """STRING EX: how far a worker is with loading, `stage done total`."""
+        return f"{self.prefix}r:{rank}:boot"

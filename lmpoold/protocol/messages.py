@@ -1,0 +1,192 @@
+"""What travels on worker and output streams. Values are text, so redis-cli can read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lmpoold.protocol.errors import DecodeError
+from lmpoold.protocol.request import Sampling
+
+PROTOCOL = "1"
+"""Version of these messages and of the function library; a worker with another one is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payload:
+    """What a worker needs of a request beside its tokens; the field `p` of a route message.
+
+    Attributes:
+        prompt_tokens: length of the original prompt; tokens behind it were emitted before.
+        deadline_ms: unix milliseconds by Redis's clock, 0 = none was given.
+    """
+
+    client: str
+    prompt_tokens: int
+    sampling: Sampling
+    priority: int = 0
+    deadline_ms: int = 0
+    salt: str = ""
+
+    def encode(self) -> str:
+        """Return the payload as one line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> Payload:
+        """Read what `encode` wrote; DecodeError if it is anything else."""
+        try:
+            values = json.loads(text)
+            sampling = values.pop("sampling")
+            sampling["stop"] = tuple(sampling["stop"])
+            return cls(sampling=Sampling(**sampling), **values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DecodeError(f"not a request payload: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A request that `route` gave to a worker."""
+
+    entry: str
+    id: str
+    attempt: int
+    hit: int
+    payload: Payload
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The asker wants no more of a request."""
+
+    entry: str
+    id: str
+
+
+def encode_tokens(token_ids: Sequence[int]) -> str:
+    """Return token ids as text, parted by blanks."""
+    return " ".join(map(str, token_ids))
+
+
+def decode_tokens(text: str | bytes) -> list[int]:
+    """Read what `encode_tokens` wrote; DecodeError otherwise."""
+    try:
+        return [int(token) for token in text.split()]
+    except ValueError:
+        raise DecodeError("token ids must be whole numbers parted by blanks") from None
+
+
+def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch | Cancel:
+    """Read one entry of a worker stream.
+
+    Raises: DecodeError: the entry is none of ours.
+    """
+    try:
+        match values[b"kind"]:
+            case b"route":
+                return Dispatch(
+                    entry=entry,
+                    id=values[b"id"].decode(),
+                    attempt=int(values[b"attempt"]),
+                    hit=int(values[b"hit"]),
+                    payload=Payload.decode(values[b"p"]),
+                    tokens=decode_tokens(values[b"tokens"]),
+                )
+            case b"cancel":
+                return Cancel(entry, values[b"id"].decode())
+            case kind:
+                raise DecodeError(f"unknown kind {kind!r}")
+    except (KeyError, ValueError) as error:
+        raise DecodeError(f"worker stream entry {entry}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a finished request; `cached_tokens` is the part of the prompt not computed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One step of one request, as it stands on an output stream.
+
+    Attributes:
+        index: of `token`, counted from 0; for an end without a token, the count of tokens before.
+        token: the token id, or None for an end without one.
+        text: what the stream's text gains; may lag behind the tokens (UTF-8, stop strings).
+        logprobs: JSON: {"logprob": of the token, "top": [[id, logprob], ...]}.
+        finish_reason: `stop` or `length`, "" while it goes on or when it failed (see `code`).
+        error: OpenAI's error type, "" if the request is well.
+        code: its code, e.g. `context_length_exceeded`.
+    """
+
+    id: str
+    index: int
+    token: int | None = None
+    text: str = ""
+    logprobs: str = ""
+    finish_reason: str = ""
+    usage: Usage | None = None
+    error: str = ""
+    code: str = ""
+    message: str = ""
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing follows for this request."""
+        return bool(self.finish_reason or self.code)
+
+    def to_fields(self) -> dict[str, str]:
+        """Return the stream entry's fields; empty ones are left out, `text` never with a token."""
+        out = {"id": self.id, "index": str(self.index)}
+        if self.token is not None:
+            out["token"] = str(self.token)
+            out["text"] = self.text
+        elif self.text:
+            out["text"] = self.text
+        for name in ("logprobs", "finish_reason", "error", "code", "message"):
+            if value := getattr(self, name):
+                out[name] = value
+        if self.usage is not None:
+            out["usage"] = json.dumps(asdict(self.usage), separators=(",", ":"))
+        return out
+
+
+STEP = "step"
+"""The one field of an entry that carries several outputs: a JSON list of their fields."""
+
+_OUTPUT_FIELDS = frozenset(field.name for field in fields(Output))
+
+
+def write_outputs(outputs: Sequence[Output]) -> list[str]:
+    """Return one stream entry, as flat field, value pairs, for one client's outputs of a step."""
+    if len(outputs) == 1:
+        return [part for pair in outputs[0].to_fields().items() for part in pair]
+    rows = [output.to_fields() for output in outputs]
+    return [STEP, json.dumps(rows, separators=(",", ":"), ensure_ascii=False)]
+
+
+def _output(row: Mapping[str, Any]) -> Output:
+    values = {name: value for name, value in row.items() if name in _OUTPUT_FIELDS}
+    values["index"] = int(values["index"])
+    if "token" in values:
+        values["token"] = int(values["token"])
+    if "usage" in values:
+        values["usage"] = Usage(**json.loads(values["usage"]))
+    return Output(**values)
+
+
+def read_outputs(values: Mapping[bytes, bytes]) -> list[Output]:
+    """Read one entry of an output stream; DecodeError if it is none of ours."""
+    try:
+        row = {name.decode(): value.decode() for name, value in values.items()}
+        rows = json.loads(row[STEP]) if STEP in row else [row]
+        return [_output(row) for row in rows]
+    except (KeyError, ValueError, TypeError) as error:
+        raise DecodeError(f"not an output entry: {error}") from None
