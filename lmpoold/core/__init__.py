@@ -1,0 +1,1 @@
+"""Decisions of the control plane. Pure: no I/O, no clock, no randomness."""

@@ -1,0 +1,91 @@
+"""Connections to the server, and the refusal of servers that would lose pool state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
+
+from lmpoold.protocol.errors import ConfigError, UnsafeServer
+
+MIN_REDIS = (7, 0)
+MIN_VALKEY = (7, 2)
+CALL_TIMEOUT_S = 10.0
+"""How long a call that does not block on purpose may take before the connection counts as dead."""
+
+
+def open_redis(url: str, *, blocking: bool = False, max_connections: int = 256) -> Redis:
+    """Return a client for `unix://`, `redis://` or `rediss://` URLs; nothing is sent yet.
+
+    Nothing is retried by the client itself: a lost reply to XADD must not become a second entry.
+
+    Args:
+        url: as redis-py reads it; `rediss://` for TLS, with `ssl_ca_certs` and the like as query.
+        blocking: for XREAD/BLPOP callers: no read timeout.
+        max_connections: of the pool.
+    Raises: ConfigError: the URL cannot be read.
+    """
+    try:
+        return Redis.from_url(
+            url,
+            socket_timeout=None if blocking else CALL_TIMEOUT_S,
+            socket_connect_timeout=CALL_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=max_connections,
+            protocol=2,
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"cannot read the Redis URL: {error}; give unix:///path/to/socket, "
+            "redis://host:6379/0 or rediss://user:password@host:6380/0"
+        ) from None
+
+
+def judge_server(server: Mapping[str, Any]) -> str:
+    """Return the server's name and version if a pool may live there.
+
+    Args:
+        server: INFO's fields.
+    Raises: UnsafeServer: says which setting to change.
+    """
+    valkey = server.get("valkey_version")
+    name, text = ("Valkey", valkey) if valkey else ("Redis", server.get("redis_version", "0"))
+    version = tuple(int(part) for part in str(text).split(".")[:2])
+    least = MIN_VALKEY if valkey else MIN_REDIS
+    if version < least:
+        raise UnsafeServer(
+            f"{name} {text} lacks FUNCTION libraries as LMPool uses them; "
+            f"run {name} {least[0]}.{least[1]} or later"
+        )
+    policy, limit = server.get("maxmemory_policy", "noeviction"), int(server.get("maxmemory", 0))
+    if limit and policy != "noeviction":
+        raise UnsafeServer(
+            f"maxmemory-policy is {policy}: the server would drop the page table without a word; "
+            "run CONFIG SET maxmemory-policy noeviction"
+        )
+    if int(server.get("loading", 0)):
+        raise UnsafeServer("the server is still loading its data; try again when it has finished")
+    return f"{name} {text}"
+
+
+async def check_server(redis: Redis) -> str:
+    """Return the server's name and version, having checked that it is safe.
+
+    Raises:
+        UnsafeServer: a setting would lose pool state; the message says which.
+        ConfigError: the server refused the credentials.
+    """
+    try:
+        server = await redis.info("everything")
+    except AuthenticationError as error:
+        raise ConfigError(f"the server refused the credentials in the Redis URL: {error}") from None
+    return judge_server(server)
+
+
+def describe(error: RedisError | OSError) -> str:
+    """Return one line on why the server was not reached, without credentials."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

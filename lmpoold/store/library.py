@@ -1,0 +1,51 @@
+"""The Lua function library: assembled from `lua/*.lua`, loaded once a server."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+LIBRARY = "lmpool"
+PARTS = (
+    "base",
+    "match",
+    "route",
+    "dispatch",
+    "delta",
+    "requeue",
+    "rank",
+    "request",
+    "cancel",
+    "inspect",
+)
+"""Load order: a part may use the locals of the parts before it."""
+
+FUNCTIONS = {
+    "acquire": False,
+    "admit": False,
+    "cancel": False,
+    "configure": False,
+    "delta": False,
+    "drain": False,
+    "emit": False,
+    "explain": True,
+    "finish": False,
+    "heartbeat": False,
+    "page": True,
+    "rank_down": False,
+    "rank_up": False,
+    "ranks": True,
+    "reap": False,
+    "route": False,
+    "submit": False,
+    "swap": False,
+}
+"""Every function of the library, and whether it only reads (FCALL_RO)."""
+
+
+@cache
+def source() -> str:
+    """Return the library's text as FUNCTION LOAD takes it."""
+    folder = files("lmpoold.store") / "lua"
+    parts = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in PARTS]
+    return f"#!lua name={LIBRARY}\n" + "\n".join(parts)

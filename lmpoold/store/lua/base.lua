@@ -1,0 +1,116 @@
+--[[ base: what every function of the library shares. Assembled first; registers nothing.
+
+KEYS[1]  of every function is `<prefix>load`, HASH rank -> "state free reclaim resv resv_tok
+         wait_tok run_tok run ver epoch". All other keys are `<prefix>...` under the same hash tag.
+
+Holds    No redis.* exists while FUNCTION LOAD runs the body, so calls bind on entry, in `on`.
+         A function reads and validates everything before its first write: Lua has no rollback.
+]]
+local call, P
+local fmt, sub, find, match, gmatch, concat, floor, max, min, ceil
+
+local function on(name, body, flags)
+  local function entry(keys, args)
+    call = redis.call
+    fmt, sub, find, match, gmatch = string.format, string.sub, string.find, string.match, string.gmatch
+    concat, floor, max, min, ceil = table.concat, math.floor, math.max, math.min, math.ceil
+    P = sub(keys[1], 1, -5)
+    return body(args)
+  end
+  redis.register_function{function_name = name, callback = entry, flags = flags}
+end
+
+local function err(word, text) return {err = word .. ' ' .. text} end
+
+local function rank_key(rank, what) return P .. 'r:' .. rank .. ':' .. what end
+
+local ROW = '^(%a+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+
+-- A load row as numbers; ver and epoch stay strings (epochs exceed nothing, but are compared as written).
+local function parse_row(text)
+  if not text then return nil end
+  local st, f, rc, rv, rt, wt, nt, rn, ve, ep = match(text, ROW)
+  if not st then return nil end
+  return {state = st, free = tonumber(f), reclaim = tonumber(rc), resv = tonumber(rv),
+          resv_tok = tonumber(rt), wait_tok = tonumber(wt), run_tok = tonumber(nt),
+          run = tonumber(rn), ver = ve, epoch = ep}
+end
+
+local function write_row(rank, c)
+  local text = fmt('%s %d %d %d %d %d %d %d %s %s', c.state, c.free, c.reclaim,
+    max(0, c.resv), max(0, c.resv_tok), c.wait_tok, c.run_tok, c.run, c.ver, c.epoch)
+  call('HSET', P .. 'load', rank, text)
+  return text
+end
+
+-- The row of `rank` if the caller still owns it, else nil and the error to return.
+local function owned(rank, epoch)
+  local c = parse_row(call('HGET', P .. 'load', rank))
+  if not c then return nil, err('NORANK', 'rank ' .. rank .. ' never joined; call rank_up first') end
+  if c.epoch ~= epoch or c.state == 'down' then
+    return nil, err('STALE_EPOCH', 'rank ' .. rank .. ' is ' .. c.state .. ' at epoch ' .. c.epoch)
+  end
+  return c
+end
+
+local function now_ms()
+  local t = call('TIME')
+  return t[1] * 1000 + floor(t[2] / 1000), tonumber(t[2])
+end
+
+-- Numbers of `cfg` that every decision needs. Read again after a second: a change by hand is slow to
+-- matter, a read costs as much as the match. `configure` forgets them at once.
+local NUMBERS = {'block_size', 'w_wait', 'w_run', 'w_seq', 'w_decode', 'w_prefill', 'w_reclaim',
+  'resv_ttl_ms', 'max_parked', 'req_ttl_s', 'out_ttl_ms', 'out_maxlen', 'default_deadline_ms',
+  'max_ingress'}
+local CFG_AGE_MS, cfg_seen = 1000, {}
+local function read_cfg(now)
+  local g = cfg_seen[P]
+  if g and now >= g.at and now < g.at + CFG_AGE_MS then return g end
+  local v = call('HMGET', P .. 'cfg', unpack(NUMBERS))
+  g = {at = now}
+  for i = 1, #NUMBERS do
+    g[NUMBERS[i]] = tonumber(v[i] or '')
+    if not g[NUMBERS[i]] then
+      return nil, err('NOCFG', 'cfg lacks ' .. NUMBERS[i] .. '; start lmpoold, it writes cfg')
+    end
+  end
+  cfg_seen[P] = g
+  return g
+end
+
+-- One entry on the stream of `client`: flat field, value, ... pairs.
+local function answer(g, client, ...)
+  local key = P .. 'out:' .. client
+  call('XADD', key, 'MAXLEN', '~', g.out_maxlen, '*', ...)
+  call('PEXPIRE', key, g.out_ttl_ms)
+end
+
+local TYPES = {overloaded = 'overloaded_error', deadline_exceeded = 'timeout_error',
+  cancelled = 'cancelled_error', worker_failed = 'server_error'}
+
+-- End a request with an error entry. `emitted` is the next index of its stream.
+local function refuse(g, id, client, code, message, state)
+  local _, emitted = string.gsub(call('GET', P .. 'emitted:' .. id) or '', ' ', ' ')
+  answer(g, client, 'id', id, 'index', emitted, 'error', TYPES[code] or 'invalid_request_error',
+    'code', code, 'message', message)
+  call('HSET', P .. 'req:' .. id, 'state', state, 'client', client, 'finish', code)
+  call('EXPIRE', P .. 'req:' .. id, g.req_ttl_s)
+  call('UNLINK', P .. 'emitted:' .. id)
+end
+
+-- Give back what a route reserved on `rank`; safe to repeat.
+local function unreserve(rank, c, ticket)
+  local key = rank_key(rank, 'resv')
+  local v = call('HGET', key, ticket)
+  if not v then return false end
+  local blocks, tokens = match(v, '^(%d+):(%d+)')
+  c.resv, c.resv_tok = max(0, c.resv - blocks), max(0, c.resv_tok - tokens)
+  call('HDEL', key, ticket)
+  return true
+end
+
+local function unpark(id)
+  call('HDEL', P .. 'parked:req', id .. ':p', id .. ':t', id .. ':a')
+  return call('ZREM', P .. 'parked', id) == 1
+end

@@ -1,0 +1,93 @@
+--[[ delta, swap: a worker reports what its pool holds. The only writers of `r:<k>:pages`.
+
+KEYS[1]  load       HASH    rank rows
+delta ARGV
+  1 rank, 2 epoch, 3 base version, 4 new version
+  5 counts          text    "free reclaim wait_tok run_tok run", blocks, weighted tokens, sequences
+  6 n admitted, then n tickets `request.attempt` whose reservation the counts now include
+  then n puts, n x (hash, "block:gen:depth:parent"), then hashes to drop
+swap ARGV
+  1 rank, 2 epoch, 3 new version, 4 counts, 5 pages staged
+  The pages lie in `r:<k>:stage:<epoch>:<version>`, written by plain HSETs beside the field `_`.
+
+Returns  OK <ver>   applied
+         DUP <ver>  this version or a later one is already applied: nothing written
+         GAP <ver>  (delta) the base is not the version held: send a full snapshot by `swap`
+Errors   NORANK     the rank never joined
+         STALE_EPOCH  the rank was fenced: join again
+         BADARGS    counts cannot be read
+         STAGE_SIZE the staged hash does not hold the pages announced; stage again
+
+Holds    Readers see a whole version or none of it. Counters are overwritten, not summed: they cannot drift.
+]]
+local CHUNK = 4000
+
+local function read_counts(c, text)
+  local f, rc, wt, nt, rn = match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+)$')
+  if not f then return false end
+  c.free, c.reclaim = tonumber(f), tonumber(rc)
+  c.wait_tok, c.run_tok, c.run = tonumber(wt), tonumber(nt), tonumber(rn)
+  return true
+end
+
+-- Somebody waits and there is room: wake one lmpoold (it blocks on `wake`).
+local function wake(c)
+  if c.free + c.reclaim > c.resv and call('ZCARD', P .. 'parked') > 0
+    and call('LLEN', P .. 'wake') == 0 then
+    call('LPUSH', P .. 'wake', '1')
+    call('PEXPIRE', P .. 'wake', 10000)
+  end
+end
+
+local function delta(a)
+  local rank, version = a[1], tonumber(a[4])
+  local c, problem = owned(rank, a[2])
+  if not c then return problem end
+  if version <= tonumber(c.ver) then return 'DUP ' .. c.ver end
+  if c.ver ~= a[3] then return 'GAP ' .. c.ver end
+  if not read_counts(c, a[5]) then return err('BADARGS', 'cannot read counts ' .. a[5]) end
+  local i, last = 7, 6 + tonumber(a[6])
+  while i <= last do
+    unreserve(rank, c, a[i])
+    i = i + 1
+  end
+  local pages, stop = rank_key(rank, 'pages'), last + 1 + 2 * tonumber(a[last + 1])
+  i = last + 2
+  while i <= stop do
+    local j = min(stop, i + CHUNK - 1)
+    call('HSET', pages, unpack(a, i, j))
+    i = j + 1
+  end
+  while i <= #a do
+    local j = min(#a, i + CHUNK - 1)
+    call('HDEL', pages, unpack(a, i, j))
+    i = j + 1
+  end
+  c.ver = a[4]
+  write_row(rank, c)
+  wake(c)
+  return 'OK ' .. c.ver
+end
+
+local function swap(a)
+  local rank, version = a[1], a[3]
+  local c, problem = owned(rank, a[2])
+  if not c then return problem end
+  if tonumber(version) <= tonumber(c.ver) then return 'DUP ' .. c.ver end
+  if not read_counts(c, a[4]) then return err('BADARGS', 'cannot read counts ' .. a[4]) end
+  local stage, pages = rank_key(rank, 'stage:' .. a[2] .. ':' .. version), rank_key(rank, 'pages')
+  local staged = call('HLEN', stage)
+  if staged ~= tonumber(a[5]) + 1 then
+    return err('STAGE_SIZE', 'staged ' .. staged .. ' fields, announced ' .. a[5] .. ' pages')
+  end
+  call('UNLINK', pages)
+  call('RENAME', stage, pages)
+  call('PERSIST', pages)
+  c.ver = version
+  write_row(rank, c)
+  wake(c)
+  return 'OK ' .. c.ver
+end
+
+on('delta', delta)
+on('swap', swap)

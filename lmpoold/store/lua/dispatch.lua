@@ -1,0 +1,99 @@
+--[[ dispatch: the second half of `route`: gates, parking, reservation, the worker's entry.
+
+KEYS[1]  load       HASH    rank rows; arguments, reply and errors are told in route.lua
+
+Holds    Everything a request holds after this call has a deadline: its reservation (resv_ttl_ms),
+         its place in `parked` (its own deadline). Its `req` hash lives as long as it waits or runs:
+         whoever ends it (emit, finish, cancel, reap) sets the hash's TTL.
+]]
+local BATCH = 64
+
+-- Take the request out of ingress; a parked one stays until it is dispatched or refused.
+-- False: somebody else has it, or had it.
+local function claim(id, source, cur)
+  if source == 'parked' then return call('ZSCORE', P .. 'parked', id) ~= false end
+  if call('XACK', P .. 'in', 'sched', source) == 0 then return false end
+  local state = cur[1]
+  return not state or state == 'queued' or state == 'tombstone'
+end
+
+local function park(g, r, deadline, terms)
+  if r.source == 'parked' then return r.id .. ' parked' end
+  if call('ZCARD', P .. 'parked') >= g.max_parked then
+    refuse(g, r.id, r.client, 'overloaded', 'every rank is full and ' .. g.max_parked ..
+      ' requests already wait; send it again later', 'failed')
+    return r.id .. ' refused overloaded'
+  end
+  call('ZADD', P .. 'parked', fmt('%.0f', deadline), r.id)
+  call('HSET', P .. 'parked:req', r.id .. ':p', r.payload, r.id .. ':t', r.tokens, r.id .. ':a', r.attempt)
+  call('HSET', P .. 'req:' .. r.id, 'state', 'parked', 'client', r.client, 'deadline',
+    fmt('%.0f', deadline), 'attempt', r.attempt, 'reason', 'no_capacity', unpack(terms))
+  return r.id .. ' parked'
+end
+
+local function route_one(g, cache, r, draw)
+  local key = P .. 'req:' .. r.id
+  local cur = call('HMGET', key, 'state', 'cancel')
+  if not claim(r.id, r.source, cur) then return r.id .. ' dup' end
+  local deadline = r.deadline > 0 and r.deadline or r.now + g.default_deadline_ms
+  if cur[2] then
+    unpark(r.id)
+    refuse(g, r.id, r.client, 'cancelled', 'cancelled before it was routed', 'cancelled')
+    return r.id .. ' refused cancelled'
+  end
+  if deadline <= r.now then
+    unpark(r.id)
+    refuse(g, r.id, r.client, 'deadline_exceeded', 'its deadline passed before it was routed', 'failed')
+    return r.id .. ' refused deadline_exceeded'
+  end
+  local n = #r.hashes / DIGITS
+  local ranks = read_ranks(cache, r.cands)
+  local terms = {}
+  local rank, hit, need, reason = choose(g, cache, ranks, r.hashes, n, r.ntok, draw, r.attempt, terms)
+  if not rank then return park(g, r, deadline, terms) end
+  if r.source == 'parked' then unpark(r.id) end
+  local c = cache.rows[rank]
+  seen[P .. rank] = nil  -- it no longer is what its text says, until written
+  local work = floor(max(1, r.ntok - hit * g.block_size) + g.w_decode * r.nmax)
+  c.resv, c.resv_tok, c.dirty = c.resv + need, c.resv_tok + work, true
+  call('HSET', c.resv_key, r.id .. '.' .. r.attempt,
+    fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms, n > 0 and sub(r.hashes, -DIGITS) or '-'))
+  local entry = call('XADD', P .. 'w:' .. rank, '*', 'kind', 'route', 'id', r.id, 'attempt', r.attempt,
+    'hit', hit, 'p', r.payload, 'tokens', r.tokens)
+  call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
+    'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
+    'reason', reason, unpack(terms))
+  return r.id .. ' ' .. rank .. ' ' .. hit .. ' ' .. need
+end
+
+local function route(a)
+  local now, draw = now_ms()
+  local g, problem = read_cfg(now)
+  if not g then return problem end
+  if #a == 0 or #a % 8 ~= 0 or #a > 8 * BATCH then
+    return err('BADARGS', 'route takes 8 arguments a request, 1 to ' .. BATCH .. ' requests')
+  end
+  local todo, acked = {}, {}
+  for i = 1, #a, 8 do
+    local ntok, nmax, deadline, attempt = match(a[i + 2], '^(%d+) (%d+) (%d+) (%d+)$')
+    if not ntok or #a[i + 3] % DIGITS ~= 0 then
+      return err('BADARGS', 'cannot read meta or hashes of ' .. a[i])
+    end
+    if a[i + 1] ~= 'parked' then acked[#acked + 1] = a[i + 1] end
+    todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = tonumber(ntok), nmax = tonumber(nmax),
+      deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], cands = a[i + 4],
+      client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
+  end
+  local cache, out = {rows = {}}, {}
+  for i = 1, #todo do out[i] = route_one(g, cache, todo[i], draw + i * 104729) end
+  if #acked > 0 then call('XDEL', P .. 'in', unpack(acked)) end
+  for rank, c in pairs(cache.rows) do
+    if c and c.dirty then
+      c.text, c.dirty = write_row(rank, c), nil
+      seen[P .. rank] = c
+    end
+  end
+  return out
+end
+
+on('route', route)

@@ -1,0 +1,300 @@
+"""PoolStore: the only door to pool state. Each Lua function as a typed coroutine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from lmpoold.protocol.config import PoolConstants, PoolIdentity
+from lmpoold.protocol.errors import (
+    ConfigError,
+    Conflict,
+    LMPoolError,
+    NoCapacity,
+    PoolMismatch,
+    ProtocolError,
+    Stale,
+)
+from lmpoold.protocol.hashing import PrefixHash
+from lmpoold.protocol.keys import Keyspace
+from lmpoold.protocol.messages import Output, write_outputs
+from lmpoold.protocol.views import (
+    Counts,
+    Ended,
+    PageEntry,
+    RankRow,
+    RouteCall,
+    Routed,
+    read_rank_row,
+    read_routed,
+)
+from lmpoold.store.library import FUNCTIONS, source
+
+STAGE_CHUNK_PAGES = 1000
+STAGE_TTL_S = 60
+
+ERRORS: dict[str, type[LMPoolError]] = {
+    "BADARGS": ProtocolError,
+    "CFG_MISMATCH": PoolMismatch,
+    "HELD": Conflict,
+    "MISSING": Conflict,
+    "NOCFG": ConfigError,
+    "NORANK": Conflict,
+    "RANK_TAKEN": Conflict,
+    "STAGE_SIZE": Conflict,
+    "STALE_EPOCH": Stale,
+    "TOO_SMALL": ConfigError,
+}
+"""The first word of an error the functions return, and what it is raised as."""
+
+
+def _translated(error: ResponseError) -> Exception:
+    word, _, text = str(error).partition(" ")
+    if kind := ERRORS.get(word):
+        return kind(text)
+    if word == "OOM" or "maxmemory" in str(error):
+        return NoCapacity(
+            "the Redis server is out of memory: raise maxmemory or lower max_parked and max_ingress"
+        )
+    return error
+
+
+class PoolStore:
+    """Pool state of one pool on one server."""
+
+    def __init__(self, redis: Redis, keys: Keyspace) -> None:
+        """Use `redis`, which the caller opens and closes."""
+        self.redis = redis
+        self.keys = keys
+
+    async def load_library(self) -> None:
+        """Load the function library; replacing one of the same name is safe at any time."""
+        await self.redis.function_load(source(), replace=True)
+
+    async def call(self, function: str, *args: str | bytes | int) -> Any:
+        """Call a function of the library; load the library if the server lost it.
+
+        Raises: a subclass of LMPoolError by the first word of the reply, see `ERRORS`.
+        """
+        command = "FCALL_RO" if FUNCTIONS[function] else "FCALL"
+        try:
+            return await self._execute(command, function, *args)
+        except ResponseError as error:
+            if "Function not found" not in str(error):
+                raise _translated(error) from None
+        await self.load_library()
+        try:
+            return await self._execute(command, function, *args)
+        except ResponseError as error:
+            raise _translated(error) from None
+
+    async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
+        words = (command, function, 1, self.keys.load, *args)
+        return await self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def configure(self, identity: PoolIdentity, constants: PoolConstants) -> None:
+        """Describe the pool, or check that it is the same one.
+
+        Raises: PoolMismatch: live workers serve the pool under another identity.
+        """
+        pairs = [part for pair in identity.to_fields().items() for part in pair]
+        settings = [part for pair in constants.to_fields().items() for part in pair]
+        await self.call("configure", len(pairs) // 2, *pairs, *settings)
+
+    async def cfg(self) -> dict[str, str]:
+        """Return `cfg` as it stands, empty before the first lmpoold."""
+        raw: Mapping[Any, Any] = await self.redis.hgetall(self.keys.cfg)
+        return {name.decode(): value.decode() for name, value in raw.items()}
+
+    async def submit(self, request_id: str, client: str, values: Mapping[str, str]) -> str:
+        """Put a request into ingress; idempotent by id.
+
+        Returns: the entry id, or "" if the id was submitted before.
+        Raises: NoCapacity: the ingress backlog is full.
+        """
+        flat = [part for pair in values.items() for part in pair]
+        reply = (await self.call("submit", request_id, client, *flat)).decode()
+        if reply == "OVERLOADED":
+            raise NoCapacity("the ingress backlog is full; send the request again later")
+        return "" if reply == "DUP" else str(reply)
+
+    async def route(self, calls: Sequence[RouteCall]) -> list[Routed]:
+        """Route up to 64 requests in one atomic call; the replies align with `calls`."""
+        args = [arg for call in calls for arg in call.to_args()]
+        return [read_routed(line.decode()) for line in await self.call("route", *args)]
+
+    async def finish(
+        self, request_id: str, source_entry: str, client: str, code: str, message: str, excerpt: str
+    ) -> bool:
+        """Answer a request with an error and take it out of where it waits.
+
+        Args:
+            request_id: the request.
+            source_entry: its ingress entry id, `parked`, or "" for neither.
+            client: the stream to answer on.
+            code: OpenAI's code where one exists.
+            message: what to do about it.
+            excerpt: what `dead` keeps of the entry; "" keeps nothing there.
+        Returns: False if somebody else had answered it.
+        """
+        args = (request_id, source_entry, client, code, message, "failed", excerpt)
+        return bool(await self.call("finish", *args) == b"OK")
+
+    async def cancel(self, request_id: str) -> str:
+        """Cancel a request at any stage; returns the state it was in, or UNKNOWN."""
+        return str((await self.call("cancel", request_id)).decode())
+
+    async def reap(self, most: int) -> list[str]:
+        """End what has outlived its time; returns a line a deed."""
+        return [line.decode() for line in await self.call("reap", most)]
+
+    async def acquire(self, owner: str, ttl_ms: int) -> str | None:
+        """Lead, or go on leading; returns the fencing token, None if another leads."""
+        try:
+            return str((await self.call("acquire", owner, ttl_ms)).decode())
+        except Conflict:
+            return None
+
+    async def rank_up(
+        self,
+        rank: int,
+        *,
+        held: str,
+        ttl_ms: int,
+        blocks: int,
+        identity: Mapping[str, str],
+        facts: Mapping[str, str],
+    ) -> str:
+        """Claim a rank; returns the new epoch.
+
+        Args:
+            rank: the rank.
+            held: the epoch held before, "" for a new process.
+            ttl_ms: how long the claim lives without a heartbeat.
+            blocks: size of the worker's pool.
+            identity: `cfg` fields that must agree, `weights` among them.
+            facts: what `ranks` prints beside: device, host, pid.
+        Raises:
+            PoolMismatch: names the field that differs.
+            Conflict: another live worker holds the rank.
+            ConfigError: the pool is not described yet, or the rank is too small.
+        """
+        pairs = [part for pair in identity.items() for part in pair]
+        extra = [part for pair in facts.items() for part in pair]
+        reply = await self.call(
+            "rank_up", rank, held, ttl_ms, blocks, len(identity), *pairs, *extra
+        )
+        return str(reply.decode())
+
+    async def rank_down(self, rank: int, epoch: str) -> None:
+        """Give a rank back; its unfinished requests go to `parked`."""
+        left = 1
+        while left > 0:
+            left = int(await self.call("rank_down", rank, epoch, 100))
+
+    async def drain(self, rank: int, *, draining: bool) -> None:
+        """Send no new requests to a rank, or send them again."""
+        await self.call("drain", rank, "drain" if draining else "up")
+
+    async def admit(self, rank: int, epoch: str, taken: Iterable[tuple[str, int]]) -> list[str]:
+        """Say which dispatched requests a worker has queued; returns ids it must drop."""
+        args = [str(part) for pair in taken for part in pair]
+        return [line.decode() for line in await self.call("admit", rank, epoch, *args)]
+
+    async def delta(
+        self,
+        rank: int,
+        epoch: str,
+        base: int,
+        new: int,
+        counts: Counts,
+        *,
+        admitted: Sequence[str] = (),
+        puts: Mapping[PrefixHash, PageEntry],
+        dels: Sequence[PrefixHash] = (),
+    ) -> int:
+        """Report what changed since version `base`; returns the version the pool now holds.
+
+        Anything but `new` means a gap: the caller sends a full snapshot (`swap`) above it.
+
+        Raises: Stale: the rank was fenced; join again.
+        """
+        pages = [part for name, entry in puts.items() for part in (name, str(entry))]
+        head: tuple[str | int, ...] = (rank, epoch, base, new, str(counts), len(admitted))
+        reply = await self.call("delta", *head, *admitted, len(puts), *pages, *dels)
+        return int(reply.split()[1])
+
+    async def swap(
+        self,
+        rank: int,
+        epoch: str,
+        new: int,
+        counts: Counts,
+        pages: Mapping[PrefixHash, PageEntry],
+    ) -> None:
+        """Replace a rank's page table by a full snapshot, staged in chunks and then renamed."""
+        stage = self.keys.stage(rank, epoch, new)
+        await self.redis.unlink(stage)
+        # A long value first: the hash is a table from the start, not a list that grows into one.
+        note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
+        await self.redis.hset(stage, "_", note)
+        await self.redis.expire(stage, STAGE_TTL_S)
+        names = list(pages)
+        for start in range(0, len(names), STAGE_CHUNK_PAGES):
+            chunk = names[start : start + STAGE_CHUNK_PAGES]
+            await self.redis.hset(stage, mapping={name: str(pages[name]) for name in chunk})
+        await self.call("swap", rank, epoch, new, str(counts), len(names))
+
+    async def emit(
+        self,
+        rank: int,
+        epoch: str,
+        step: int,
+        outputs: Mapping[str, Sequence[Output]],
+        ended: Sequence[Ended] = (),
+    ) -> None:
+        """Publish one step: answers by client, the journal of tokens, and ends. One atomic call.
+
+        Args:
+            rank: the worker's rank.
+            epoch: the epoch it holds.
+            step: grows with each call of an epoch; repeating the last one writes nothing again.
+            outputs: rows by client.
+            ended: requests whose last output is among them.
+        Raises: Stale: the rank was fenced; nothing was written.
+        """
+        args: list[str | int] = [rank, epoch, step, len(outputs)]
+        journal: dict[str, list[str]] = {}
+        for client, rows in outputs.items():
+            entry = write_outputs(rows)
+            args += [client, len(entry), *entry]
+            for row in rows:
+                if row.token is not None:
+                    journal.setdefault(row.id, []).append(str(row.token))
+        args.append(len(journal))
+        for request_id, tokens in journal.items():
+            args += [request_id, " ".join(tokens)]
+        args.append(len(ended))
+        for end in ended:
+            args += [end.id, end.attempt, end.entry, end.state, end.finish_reason]
+            args += [end.prompt_tokens, end.cached_tokens, end.output_tokens]
+        await self.call("emit", *args)
+
+    async def heartbeat(self, rank: int, epoch: str, ttl_ms: int) -> None:
+        """Stay alive for another `ttl_ms`; Stale if the rank was fenced."""
+        await self.call("heartbeat", rank, epoch, ttl_ms)
+
+    async def page(self, name: str) -> list[str]:
+        """Return a line a rank that holds the block named `name`."""
+        return [line.decode() for line in await self.call("page", name)]
+
+    async def ranks(self) -> list[RankRow]:
+        """Return every rank that ever joined, by number."""
+        return [read_rank_row(line.decode()) for line in await self.call("ranks")]
+
+    async def explain(self, request_id: str) -> list[str]:
+        """Return what is known of a request; Conflict if nothing is."""
+        return [line.decode() for line in await self.call("explain", request_id)]

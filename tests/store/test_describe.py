@@ -1,0 +1,98 @@
+"""configure: what the pool serves, told once and compared ever after."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from lmpoold.protocol.config import PoolConstants, PoolIdentity
+from lmpoold.protocol.errors import ConfigError, PoolMismatch
+from tests.store.pool import IDENTITY, everything
+
+OTHER = {
+    "protocol": "2",
+    "model": "other",
+    "fingerprint": "f1",
+    "dtype": "bfloat16",
+    "block_size": 8,
+    "kv_block_bytes": 2048,
+    "domain": "d1",
+    "max_model_len": 32,
+}
+
+
+async def test_a_described_pool_holds_identity_and_constants(store):
+    await store.configure(IDENTITY, PoolConstants(max_parked=7))
+    cfg = await store.cfg()
+    assert cfg == {**IDENTITY.to_fields(), **PoolConstants(max_parked=7).to_fields()}
+
+
+async def test_a_described_pool_has_an_ingress_that_a_group_reads(store):
+    await store.configure(IDENTITY, PoolConstants())
+    (group,) = await store.redis.xinfo_groups(store.keys.ingress)
+    assert group["name"] == b"sched"
+
+
+async def test_what_was_sent_before_the_first_lmpoold_is_still_delivered(store):
+    entry = await store.redis.xadd(store.keys.ingress, {"prompt": "early"})
+    await store.configure(IDENTITY, PoolConstants())
+    reply = await store.redis.xreadgroup("sched", "d0", {store.keys.ingress: ">"})
+    assert [sent for sent, _ in reply[0][1]] == [entry]
+
+
+async def test_a_changed_setting_survives_the_next_lmpoold(pool):
+    await pool.set(w_wait=5, max_parked=9)
+    await pool.store.configure(IDENTITY, PoolConstants())
+    cfg = await pool.store.cfg()
+    assert (cfg["w_wait"], cfg["max_parked"]) == ("5", "9")
+
+
+async def test_a_changed_setting_counts_at_once_when_an_lmpoold_starts(pool):
+    await pool.ask("a", [1])
+    await pool.store.redis.hset(pool.store.keys.cfg, "max_parked", "1")
+    await pool.store.configure(IDENTITY, PoolConstants())
+    assert (await pool.ask("b", [1])).detail == "overloaded"
+
+
+async def test_describing_a_pool_again_changes_nothing(pool):
+    await pool.join(0)
+    before = await everything(pool.store)
+    await pool.store.configure(IDENTITY, PoolConstants())
+    assert await everything(pool.store) == before
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(PoolIdentity)])
+async def test_another_identity_is_refused_by_name_while_a_worker_lives(pool, field):
+    await pool.join(0)
+    before = await everything(pool.store)
+    with pytest.raises(PoolMismatch, match=rf"^{field}: the pool has {getattr(IDENTITY, field)},"):
+        await pool.store.configure(replace(IDENTITY, **{field: OTHER[field]}), PoolConstants())
+    assert await everything(pool.store) == before
+
+
+async def test_another_identity_is_welcome_once_no_worker_lives(pool):
+    epoch = await pool.join(0)
+    await pool.store.rank_down(0, epoch)
+    await pool.store.configure(replace(IDENTITY, model="other"), PoolConstants())
+    cfg = await pool.store.cfg()
+    assert cfg["model"] == "other"
+    assert "weights" not in cfg
+
+
+async def test_a_silent_worker_does_not_hold_the_identity(pool):
+    await pool.join(0)
+    await pool.lose(0)
+    await pool.store.configure(replace(IDENTITY, model="other"), PoolConstants())
+    assert (await pool.store.cfg())["model"] == "other"
+
+
+async def test_a_lost_library_is_loaded_again_by_the_next_call(pool):
+    await pool.store.redis.function_flush("SYNC")
+    assert await pool.store.ranks() == []
+
+
+@pytest.mark.parametrize("constant", ["w_prefill", "max_parked", "out_ttl_ms"])
+async def test_a_cfg_without_a_constant_names_it(pool, constant):
+    await pool.store.redis.hdel(pool.store.keys.cfg, constant)
+    await pool.store.load_library()  # it forgets what it has read of cfg
+    with pytest.raises(ConfigError, match=rf"cfg lacks {constant}"):
+        await pool.store.reap(1)
