@@ -1,0 +1,1 @@
+"""Decisions of a worker: blocks, sequences, schedules. Pure."""
