@@ -1,0 +1,97 @@
+"""Ingress to routes: read a batch, tokenise it off the loop, route it in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from lmpoold.daemon.reading import Reader, Refused
+from lmpoold.protocol.views import RouteCall
+from lmpoold.shell.steady import is_lost, steadily
+from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import Entry, Inbox
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+BLOCK_MS = 1000
+INLINE_BYTES = 2048
+"""A batch with less text than this is read on the loop: the hop to a thread would cost more."""
+LARGE_BYTES = 64 * 1024
+"""An entry with more text is read and routed on the side, so that short ones pass it."""
+LARGE_AT_ONCE = 4
+CLAIM_EVERY_S = 1.0
+CLAIM_IDLE_MS = 5000
+"""An entry unacknowledged for so long was left by a consumer that died (or is very slow: then the
+acknowledgement inside `route` lets only one of the two through)."""
+
+
+def size_bytes(entry: Entry) -> int:
+    """Return how much text an entry holds."""
+    return sum(len(value) for value in entry[1].values())
+
+
+class Ingress:
+    """One consumer of the ingress stream."""
+
+    def __init__(self, store: PoolStore, inbox: Inbox, reader: Reader) -> None:
+        """Read `inbox`, route through `store`."""
+        self._store = store
+        self._inbox = inbox
+        self._reader = reader
+        self._claimed_at_s = 0.0
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Consume until `stop`."""
+        async with asyncio.TaskGroup() as aside:
+
+            async def turn() -> None:
+                await self._turn(aside)
+
+            await steadily("ingress", turn, stop)
+
+    async def _turn(self, aside: asyncio.TaskGroup) -> None:
+        now_s = time.monotonic()
+        if now_s - self._claimed_at_s > CLAIM_EVERY_S:
+            self._claimed_at_s = now_s
+            entries = await self._inbox.claim(BATCH, CLAIM_IDLE_MS)
+            if entries:
+                log.warning("claimed entries of another lmpoold", extra={"entries": len(entries)})
+        else:
+            entries = []
+        entries = entries or await self._inbox.read(BATCH, BLOCK_MS)
+        entries = [entry for entry in entries if entry[1]]
+        small = [entry for entry in entries if size_bytes(entry) <= LARGE_BYTES]
+        for entry in entries:
+            if size_bytes(entry) > LARGE_BYTES:
+                aside.create_task(self._large_one(entry), name=f"large entry {entry[0]}")
+        if small:
+            await self._serve(small)
+
+    async def _large_one(self, entry: Entry) -> None:
+        async with self._large:
+            try:
+                await self._serve([entry])
+            except Exception as error:
+                if not is_lost(error):
+                    raise
+                # It stays pending and is claimed again when the server is back.
+                log.warning("server lost", extra={"loop": "large entry", "entry": entry[0]})
+
+    async def _serve(self, entries: Sequence[Entry]) -> None:
+        if sum(map(size_bytes, entries)) <= INLINE_BYTES:
+            read = self._reader.read(entries)
+        else:
+            read = await asyncio.to_thread(self._reader.read, entries)
+        calls = [one for one in read if isinstance(one, RouteCall)]
+        if calls:
+            await self._store.route(calls)
+        for one in read:
+            if isinstance(one, Refused):
+                await self._store.finish(
+                    one.id, one.source, one.client, one.code, one.message, one.excerpt
+                )
+                log.info("request refused", extra={"entry": one.source, "code": one.code})

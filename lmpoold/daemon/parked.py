@@ -1,0 +1,64 @@
+"""Parked requests: tried again whenever a rank has room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis.asyncio import Redis
+
+from lmpoold.daemon.reading import Reader
+from lmpoold.protocol.views import RouteCall
+from lmpoold.shell.steady import steadily
+from lmpoold.store.scripts import PoolStore
+
+BATCH = 64
+POLL_S = 0.25
+"""A backstop: `delta` wakes one lmpoold at once when it reports room."""
+
+
+class Parked:
+    """Retries the parked set, oldest deadline first within a priority."""
+
+    def __init__(self, store: PoolStore, blocking: Redis, reader: Reader) -> None:
+        """Wait on `blocking`, a client without read timeout."""
+        self._store = store
+        self._blocking = blocking
+        self._reader = reader
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Retry until `stop`."""
+        await steadily("parked", self._turn, stop)
+
+    async def _turn(self) -> None:
+        await self._blocking.blpop([self._store.keys.wake], timeout=POLL_S)
+        while await self._retry():
+            pass
+
+    async def _retry(self) -> bool:
+        """Try one batch; True if something was routed and more may wait."""
+        redis, keys = self._store.redis, self._store.keys
+        waiting: list[Any] = await redis.zrange(keys.parked, 0, BATCH - 1)
+        ids = [raw.decode() for raw in waiting]
+        if not ids:
+            return False
+        wanted = [f"{request_id}:{part}" for request_id in ids for part in "pta"]
+        fields: list[Any] = await redis.hmget(keys.parked_requests, wanted)
+        emitted: list[Any] = await redis.mget([keys.emitted(request_id) for request_id in ids])
+        rows = [
+            (request_id, *fields[3 * i : 3 * i + 3], emitted[i] or b"")
+            for i, request_id in enumerate(ids)
+        ]
+        calls = await asyncio.to_thread(self._calls, rows)
+        if not calls:
+            return False
+        routed = await self._store.route(calls)
+        return any(one.outcome != "parked" for one in routed)
+
+    def _calls(self, rows: list[tuple[Any, ...]]) -> list[RouteCall]:
+        # A row without its fields was taken by another lmpoold between the two reads.
+        return [
+            self._reader.resume(request_id, payload, tokens, int(attempt), emitted)
+            for request_id, payload, tokens, attempt, emitted in rows
+            if payload is not None and tokens is not None and attempt is not None
+        ]

@@ -1,0 +1,138 @@
+"""The composition root of lmpoold: read the model's text half, set the pool up, run the loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redis.exceptions import RedisError
+
+from lmpoold.core.admission import Limits
+from lmpoold.daemon.ingress import Ingress
+from lmpoold.daemon.parked import Parked
+from lmpoold.daemon.reading import Reader
+from lmpoold.daemon.sweep import Sweeper
+from lmpoold.protocol.config import PoolConstants, PoolIdentity
+from lmpoold.protocol.errors import ConfigError
+from lmpoold.protocol.hashing import domain_root
+from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
+from lmpoold.protocol.messages import PROTOCOL
+from lmpoold.shell.steady import is_lost, pause, stop_on_signals
+from lmpoold.store.connect import check_server, describe, open_redis
+from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import Inbox
+from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
+from lmpoold.text.folder import resolve
+from lmpoold.text.precision import choose_dtype, dtype_bytes
+from lmpoold.text.tokenizer import TextModel
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """What one lmpoold needs to know.
+
+    Attributes:
+        redis_url: unix://, redis:// or rediss://.
+        block_size: tokens a KV block, 16 to 256 and a multiple of 16.
+        max_model_len: 0 takes the model's own.
+        dtype: of the K/V; `auto` takes what the model's config names.
+    """
+
+    redis_url: str
+    cache: Path
+    pool: str = "default"
+    model: str = "demo"
+    block_size: int = 16
+    max_model_len: int = 0
+    dtype: str = "auto"
+    constants: PoolConstants = field(default_factory=PoolConstants)
+
+    def __post_init__(self) -> None:
+        if not (16 <= self.block_size <= 256 and self.block_size % 16 == 0):
+            raise ConfigError(
+                f"block size must be a multiple of 16 from 16 to 256, got {self.block_size}"
+            )
+        if self.max_model_len < 0:
+            raise ConfigError(f"max model length must not be negative, got {self.max_model_len}")
+
+
+async def serve(config: DaemonConfig) -> None:
+    """Run until SIGTERM or SIGINT, or until one loop fails and takes the rest with it."""
+    stop = stop_on_signals()
+    keys = Keyspace(config.pool)
+    folder = resolve(config.model, cache=config.cache)
+    text = await asyncio.to_thread(TextModel.load, folder)
+    mark = await asyncio.to_thread(fingerprint, folder)
+    longest = config.max_model_len or text.max_model_len
+    if longest > text.max_model_len:
+        raise ConfigError(
+            f"max model length {longest} exceeds the model's own {text.max_model_len}"
+        )
+    dtype = choose_dtype(config.dtype, folder.config())
+    identity = PoolIdentity(
+        protocol=PROTOCOL,
+        model=config.model,
+        fingerprint=mark,
+        dtype=dtype,
+        block_size=config.block_size,
+        kv_block_bytes=kv_block_bytes(folder.config(), config.block_size, dtype_bytes(dtype)),
+        domain=domain_root(mark, config.block_size),
+        max_model_len=longest,
+    )
+    reader = Reader(
+        text,
+        model=config.model,
+        fingerprint=mark,
+        block_size=config.block_size,
+        limits=Limits(longest, text.vocab_size),
+    )
+    redis = open_redis(config.redis_url)
+    blocking = open_redis(config.redis_url, blocking=True)
+    store = PoolStore(redis, keys)
+    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    inbox = Inbox(blocking, keys.ingress, INGRESS_GROUP, name)
+    try:
+        version = await _set_up(store, identity, config.constants, stop)
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(Ingress(store, inbox, reader).run(stop), name="ingress")
+            loops.create_task(Parked(store, blocking, reader).run(stop), name="parked")
+            loops.create_task(Sweeper(store, name).run(stop), name="sweep")
+            log.info("ready", extra={"server": version, "pool": config.pool, "consumer": name})
+        if not await redis.xpending_range(
+            keys.ingress, INGRESS_GROUP, "-", "+", 1, consumername=name
+        ):
+            await redis.xgroup_delconsumer(keys.ingress, INGRESS_GROUP, name)
+        log.info("stopped", extra={"consumer": name})
+    finally:
+        await redis.aclose()
+        await blocking.aclose()
+
+
+async def _set_up(
+    store: PoolStore, identity: PoolIdentity, constants: PoolConstants, stop: asyncio.Event
+) -> str:
+    """Load the library and describe the pool, waiting a while for a server that is starting."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_TIMEOUT_S
+    while True:
+        try:
+            version = await check_server(store.redis)
+            await store.load_library()
+            await store.configure(identity, constants)
+            return version
+        except (RedisError, OSError) as error:
+            if not is_lost(error) or loop.time() > until or stop.is_set():
+                raise ConfigError(
+                    f"the Redis server cannot be used: {describe(error)}; "
+                    "start it, or give its URL with --redis-url"
+                ) from None
+        await pause(stop, 0.2)

@@ -1,0 +1,45 @@
+"""The reaper: whatever has outlived its time is ended, by one lmpoold at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from lmpoold.shell.steady import pause, steadily
+from lmpoold.store.scripts import PoolStore
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.25
+LEAD_TTL_MS = 1500
+MOST = 200
+"""Requests moved or ended in one call, so that the call stays short."""
+
+
+class Sweeper:
+    """Leads if nobody else does; the leader reaps."""
+
+    def __init__(self, store: PoolStore, owner: str) -> None:
+        """Lead as `owner`, a name no other process has."""
+        self._store = store
+        self._owner = owner
+        self._leading = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Sweep until `stop`."""
+
+        async def turn() -> None:
+            await self._turn()
+            await pause(stop, EVERY_S)
+
+        await steadily("sweep", turn, stop)
+
+    async def _turn(self) -> None:
+        token = await self._store.acquire(self._owner, LEAD_TTL_MS)
+        if (token is not None) != self._leading:
+            self._leading = token is not None
+            log.info("leads" if self._leading else "leads no more", extra={"token": token})
+        if token is None:
+            return
+        for deed in await self._store.reap(MOST):
+            log.warning("reaped", extra={"deed": deed})

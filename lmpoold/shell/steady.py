@@ -1,0 +1,74 @@
+"""Loops that outlive a lost server, and the signals that end them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+from collections.abc import Awaitable, Callable
+
+from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as ServerSlow
+
+from lmpoold.protocol.backoff import decide_wait
+from lmpoold.store.connect import describe
+
+log = logging.getLogger(__name__)
+
+LOST = (ServerLost, ServerSlow, ReadOnlyError, OSError)
+"""The server went away or is not the primary any more: it comes back, or another takes over."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that the server is away for a while, or has forgotten a group."""
+    if isinstance(error, ResponseError):
+        return str(error).startswith(("LOADING", "NOGROUP", "MASTERDOWN", "CLUSTERDOWN"))
+    return isinstance(error, LOST)
+
+
+async def steadily(name: str, turn: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    """Run `turn` again and again until `stop`; wait and go on when the server is lost.
+
+    Any other exception ends the loop, and by its task group the process: a loop that is broken
+    must not look alive.
+    """
+    failures = 0
+    while not stop.is_set():
+        try:
+            await turn()
+            failures = 0
+        except (*LOST, ResponseError) as error:
+            if not is_lost(error):
+                raise
+            failures += 1
+            wait_s = decide_wait(failures, random.random())
+            if failures in (1, 10) or failures % 60 == 0:
+                log.warning(
+                    "server lost",
+                    extra={"loop": name, "why": describe(error), "failures": failures},
+                )
+            await _wait(stop, wait_s)
+
+
+async def _wait(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return
+
+
+async def pause(stop: asyncio.Event, seconds: float) -> None:
+    """Wait for `seconds`, or until `stop`."""
+    await _wait(stop, seconds)
+
+
+def stop_on_signals() -> asyncio.Event:
+    """Return an event that SIGTERM or SIGINT sets."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
