@@ -1,0 +1,92 @@
+"""lmpool-worker: argv and environment to a WorkerConfig, then serve."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import click
+import uvloop
+
+from lmpoold.protocol.errors import ConfigError
+from lmpoold.shell.observe import log_to_stderr
+from lmpoold.text.folder import cache_root
+from workers.daemon.serve import serve
+from workers.daemon.settings import WorkerConfig
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"auto_envvar_prefix": "LMPOOL", "show_default": True},
+)
+@click.option("--redis-url", envvar=["LMPOOL_REDIS_URL", "REDIS_URL"])
+@click.option("--pool", default="default", help="The pool to join.")
+@click.option("--model", default="demo", help="demo, random:<shape>, a folder, .gguf or hub id.")
+@click.option("--rank", default=0, help="Place in the pool; one live worker each.")
+@click.option("--device", default="cpu", help="torch device.")
+@click.option("--dtype", default="auto", help="auto takes the pool's.")
+@click.option("--blocks", default=0, help="KV blocks; 0 takes what --kv-bytes holds.")
+@click.option("--kv-bytes", default=512 * 2**20, help="Memory for K/V when --blocks is 0.")
+@click.option("--block-size", default=0, help="0 takes the pool's; another one is refused.")
+@click.option("--threads", default=max(1, (os.cpu_count() or 2) // 2), help="CPU threads.")
+@click.option("--max-num-seqs", default=64, help="Sequences that run at once.")
+@click.option("--max-batched-tokens", default=512, help="Tokens a step computes at most.")
+@click.option("--log-level", default="info")
+@click.version_option(package_name="lmpool")
+@click.pass_context
+def command(
+    context: click.Context, /, redis_url: str | None, log_level: str, **options: Any
+) -> None:
+    """Serve one replica of the pool's model. Stop with SIGTERM: unfinished work moves on."""
+    if context.invoked_subcommand is not None:
+        return
+    if not redis_url:
+        raise click.UsageError("give --redis-url, or set LMPOOL_REDIS_URL")
+    log_to_stderr(log_level)
+    config = WorkerConfig(redis_url=redis_url, cache=cache_root(os.environ), **options)
+    check_device(config.device)
+    from workers.daemon.build import build_equipment
+
+    uvloop.run(serve(config, partial(build_equipment, config)))
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this worker cannot compute on, before anything is loaded."""
+    if device != "cpu":
+        raise ConfigError(
+            f"device {device}: this version computes on the CPU only; start with --device cpu"
+        )
+
+
+@command.command("prepare")
+@click.option("--model", default="demo", help="demo, a .gguf file or a hub id.")
+def prepare_command(model: str) -> None:
+    """Convert or fetch a model once, into LMPOOL_CACHE (default ~/.cache/lmpool)."""
+    from rich.progress import Progress, TextColumn
+
+    from workers.model.prepare import prepare
+
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[stage]}")) as bars:
+        task = bars.add_task(f"model {model}", stage="", total=None)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            bars.update(task, stage=stage, completed=done, total=total)
+
+        folder = prepare(model, cache=cache_root(os.environ), progress=progress)
+        bars.update(task, stage="ready", completed=1, total=1)
+    click.echo(folder.path or folder.name)
+
+
+def main() -> None:
+    """Run the command; a wrong setting ends with one line and exit code 2."""
+    try:
+        command()
+    except* ConfigError as group:
+        click.echo(f"lmpool-worker: {group.exceptions[0]}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The loops of a worker: engine thread, inbox, reports, heartbeat."""

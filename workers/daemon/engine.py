@@ -1,0 +1,291 @@
+"""The engine thread: schedule, run the model, report. It never touches Redis.
+
+Commands come in by a queue, reports go out by a callback; these are the only two places where the
+thread and the event loop meet. The thread blocks on the queue only while it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lmpoold.protocol.hashing import PrefixHash
+from lmpoold.protocol.messages import Dispatch, Output
+from lmpoold.protocol.views import Ended
+from workers.core.schedule import Batch, Scheduler
+from workers.core.sequence import Sequence as Progress
+from workers.daemon.answers import Answer, Vocabulary, logprobs_text
+from workers.daemon.report import StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One sampled token; `chosen` and `top` are set when logprobs were asked for."""
+
+    token: int
+    chosen: float | None = None
+    top: Sequence[tuple[int, float]] = ()
+
+
+class Plant(Protocol):
+    """Whatever computes a batch: the model, or a stand-in that measures everything around it."""
+
+    def run(self, batch: Batch) -> list[Drawn]:
+        """Return a token for each chunk that samples, in the batch's order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Take a request in."""
+
+    dispatch: Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request with an error, or drop it without a word (`code` empty)."""
+
+    id: str
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Report the whole page table, under `epoch` from now on.
+
+    With `forget` every request is dropped without a word: the rank was fenced, they run elsewhere.
+    """
+
+    epoch: str
+    forget: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread."""
+
+
+Command = Add | Abort | Reset | Stop
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """What the current turn has to say."""
+
+    outputs: list[tuple[str, Output]] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    snapshot: bool = False
+
+
+class Engine:
+    """One scheduler and one plant on a thread of their own.
+
+    Attributes:
+        failure: what ended the thread, None while it lives or after Stop.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        plant: Plant,
+        *,
+        vocabulary: Vocabulary,
+        root: Callable[[str], PrefixHash],
+        decode_weight: float,
+        clock_offset_s: float,
+        report: Callable[[StepReport | None], None],
+    ) -> None:
+        """Prepare the thread.
+
+        Args:
+            scheduler: owned by the thread from `start` on.
+            plant: likewise.
+            vocabulary: tokens to text.
+            root: a salt's hash domain.
+            decode_weight: prefill tokens that one output token counts for in the load.
+            clock_offset_s: the server's unix time minus this host's.
+            report: called on this thread with each report, and with None when it ends.
+        """
+        self._scheduler = scheduler
+        self._plant = plant
+        self._vocabulary = vocabulary
+        self._root = root
+        self._decode_weight = decode_weight
+        self._clock_offset_s = clock_offset_s
+        self._report = report
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._answers: dict[str, Answer] = {}
+        self._deadlines: list[tuple[int, str, int]] = []
+        self._arrivals = itertools.count()
+        self._out = _Outbox()
+        self._epoch = ""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def tell(self, command: Command) -> None:
+        """Hand a command over, from any thread."""
+        self._commands.put(command)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread after Stop; False if it still runs."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                self._expire()
+                if not self._scheduler.idle:
+                    self._step()
+                self._send()
+        except BaseException as error:  # noqa: BLE001  (the loop has to hear of it, and ends us)
+            self.failure = error
+        finally:
+            self._report(None)
+
+    def _take_commands(self) -> bool:
+        """Carry out what is queued; wait for the first only when idle. False on Stop."""
+        block = self._scheduler.idle
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except queue.Empty:
+                return True
+            block = False
+            match command:
+                case Add(dispatch):
+                    self._add(dispatch)
+                case Abort(request_id, code, message):
+                    self._end(request_id, code, message)
+                case Reset(epoch, forget):
+                    if forget:
+                        for request_id in list(self._answers):
+                            self._end(request_id, "", "")
+                        self._out = _Outbox()
+                    self._epoch = epoch
+                    self._out.snapshot = True
+                case Stop():
+                    return False
+
+    def _add(self, dispatch: Dispatch) -> None:
+        if dispatch.id in self._answers:
+            return  # delivered twice after a lost connection
+        payload = dispatch.payload
+        self._answers[dispatch.id] = Answer(dispatch, self._vocabulary)
+        self._scheduler.add(
+            Progress(
+                request_id=dispatch.id,
+                attempt=dispatch.attempt,
+                prompt_tokens=payload.prompt_tokens,
+                tokens=list(dispatch.tokens),
+                sampling=payload.sampling,
+                priority=payload.priority,
+                arrival=next(self._arrivals),
+                deadline_ms=payload.deadline_ms,
+                root=self._root(payload.salt),
+            )
+        )
+        if payload.deadline_ms:
+            heapq.heappush(self._deadlines, (payload.deadline_ms, dispatch.id, dispatch.attempt))
+        self._out.admitted.append(f"{dispatch.id}.{dispatch.attempt}")
+
+    def _end(self, request_id: str, code: str, message: str) -> None:
+        """End a request early; without a code nobody is told."""
+        answer = self._answers.pop(request_id, None)
+        sequence = self._scheduler.abort(request_id)
+        if answer is None or sequence is None or not code:
+            return
+        emitted = sequence.output_tokens
+        client = answer.dispatch.payload.client
+        self._out.outputs.append((client, answer.failed(emitted, code, message)))
+        state = "cancelled" if code == "cancelled" else "failed"
+        self._out.ended.append(self._ended(answer, sequence, state, code, emitted))
+
+    def _expire(self) -> None:
+        if not self._deadlines:
+            return
+        now_ms = (time.time() + self._clock_offset_s) * 1000
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, request_id, attempt = heapq.heappop(self._deadlines)
+            answer = self._answers.get(request_id)
+            if answer is not None and answer.dispatch.attempt == attempt:
+                self._end(request_id, "deadline_exceeded", "its deadline passed while it ran")
+
+    def _step(self) -> None:
+        batch = self._scheduler.schedule(time.monotonic())
+        if not batch.decodes and not batch.prefills:
+            return
+        drawn = self._plant.run(batch)
+        tokens = [one.token for one in drawn]
+        results = self._scheduler.complete(batch, tokens, time.monotonic())
+        for result, one in zip(results, drawn, strict=True):
+            sequence = result.sequence
+            answer = self._answers[sequence.request_id]
+            logprobs = ""
+            if one.chosen is not None:
+                logprobs = logprobs_text(one.chosen, one.top, self._vocabulary.decode)
+            output = answer.next(
+                result.token,
+                result.index,
+                finish_reason=result.finish_reason or "",
+                logprobs=logprobs,
+                cached_tokens=sequence.cached_tokens,
+            )
+            self._out.outputs.append((answer.dispatch.payload.client, output))
+            if output.ends:
+                if result.finish_reason is None:
+                    self._scheduler.stop(sequence.request_id)
+                del self._answers[sequence.request_id]
+                self._out.ended.append(
+                    self._ended(answer, sequence, "done", output.finish_reason, result.index + 1)
+                )
+
+    def _ended(
+        self, answer: Answer, sequence: Progress, state: str, reason: str, emitted: int
+    ) -> Ended:
+        dispatch = answer.dispatch
+        return Ended(
+            id=dispatch.id,
+            attempt=dispatch.attempt,
+            entry=dispatch.entry,
+            state=state,
+            finish_reason=reason,
+            prompt_tokens=dispatch.payload.prompt_tokens,
+            cached_tokens=sequence.cached_tokens,
+            output_tokens=emitted,
+        )
+
+    def _send(self) -> None:
+        out, self._out = self._out, _Outbox()
+        changes = self._scheduler.pool.drain_changes()
+        counts = self._scheduler.load(self._decode_weight)
+        self._report(
+            StepReport(
+                epoch=self._epoch,
+                counts=counts,
+                outputs=out.outputs,
+                ended=out.ended,
+                admitted=out.admitted,
+                puts={} if out.snapshot else changes.puts,
+                dels=() if out.snapshot else changes.dels,
+                snapshot=self._scheduler.pool.snapshot() if out.snapshot else None,
+            )
+        )

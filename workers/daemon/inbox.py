@@ -1,0 +1,86 @@
+"""The worker stream: routes and cancels in, to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from lmpoold.protocol.errors import DecodeError
+from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
+from lmpoold.protocol.messages import Cancel, Dispatch, read_worker_message
+from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import Entry, Inbox
+from workers.daemon.engine import Abort, Add, Command
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+BLOCK_MS = 1000
+
+
+class WorkerInbox:
+    """Reads one rank's stream for one epoch."""
+
+    def __init__(
+        self,
+        store: PoolStore,
+        inbox: Inbox,
+        tell: Callable[[Command], None],
+        *,
+        rank: int,
+        epoch: str,
+    ) -> None:
+        """Hand what `inbox` brings to `tell`."""
+        self._store = store
+        self._inbox = inbox
+        self._tell = tell
+        self._rank = rank
+        self._epoch = epoch
+        self._after_loss = True
+
+    async def turn(self) -> None:
+        """Read one batch; after a lost connection first what was delivered but not received.
+
+        Raises: Stale: the rank was fenced.
+        """
+        if self._after_loss:
+            await self._take(await self._inbox.pending(BATCH * 1000))
+            self._after_loss = False
+        self._after_loss = True
+        entries = await self._inbox.read(BATCH, BLOCK_MS)
+        self._after_loss = False
+        await self._take(entries)
+
+    async def _take(self, entries: list[Entry]) -> None:
+        taken: list[Dispatch] = []
+        done: list[str] = []
+        for entry, values in entries:
+            try:
+                message = read_worker_message(entry, values)
+            except DecodeError as error:
+                log.warning("unreadable entry dropped", extra={"entry": entry, "why": str(error)})
+                done.append(entry)
+                continue
+            match message:
+                case Dispatch():
+                    self._tell(Add(message))
+                    taken.append(message)
+                case Cancel():
+                    self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
+                    done.append(entry)
+        if taken:
+            # The engine runs them already; this only catches a route that was overtaken.
+            pairs = [(dispatch.id, dispatch.attempt) for dispatch in taken]
+            dropped = set(await self._store.admit(self._rank, self._epoch, pairs))
+            for dispatch in taken:
+                if dispatch.id in dropped:
+                    self._tell(Abort(dispatch.id))
+                    done.append(dispatch.entry)
+        if done:
+            keys: Keyspace = self._store.keys
+            stream = keys.worker(self._rank)
+            await asyncio.gather(
+                self._store.redis.xack(stream, WORKER_GROUP, *done),
+                self._store.redis.xdel(stream, *done),
+            )

@@ -1,0 +1,207 @@
+"""The composition root of a worker: load, claim the rank, run the loops, give the rank back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from lmpoold.protocol.errors import ConfigError, Stale
+from lmpoold.protocol.hashing import domain_root
+from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
+from lmpoold.shell.steady import steadily, stop_on_signals
+from lmpoold.store.connect import check_server, open_redis
+from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import Inbox
+from workers.core.blocks import BlockPool
+from workers.core.schedule import Scheduler
+from workers.daemon.answers import Vocabulary
+from workers.daemon.engine import Engine, Plant, Reset, Stop
+from workers.daemon.heartbeat import Heartbeat
+from workers.daemon.inbox import WorkerInbox
+from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
+from workers.daemon.reporter import Reporter
+from workers.daemon.settings import WorkerConfig
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """Everything a worker computes with, once it is loaded."""
+
+    plant: Plant
+    vocabulary: Vocabulary
+    stop_ids: frozenset[int]
+    fingerprint: str
+    identity: dict[str, str]
+    blocks: int
+
+
+Build = Callable[[Pool, Callable[[str, int, int], None]], Equipment]
+"""Loads the equipment for a pool, telling its progress. Runs in a thread."""
+
+
+async def serve(config: WorkerConfig, build: Build) -> None:
+    """Run until SIGTERM or SIGINT; what is unfinished then goes to other workers.
+
+    Raises: ConfigError: the worker cannot join the pool as it is set up.
+    """
+    stop = stop_on_signals()
+    redis = open_redis(config.redis_url)
+    blocking = open_redis(config.redis_url, blocking=True)
+    store = PoolStore(redis, Keyspace(config.pool))
+    try:
+        pool = await wait_for_pool(store, config, stop)
+        await check_server(redis)
+        boot = BootProgress(store, config.rank)
+        began_s = time.monotonic()
+        equipment = await asyncio.to_thread(build, pool, boot)
+        log.info("loaded", extra={"model": config.model, "took_s": time.monotonic() - began_s})
+        await _Worker(config, store, blocking, pool, equipment, stop).run(boot)
+    finally:
+        await redis.aclose()
+        await blocking.aclose()
+
+
+class _Worker:
+    """One worker's life between loading and leaving."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        store: PoolStore,
+        blocking: Redis,
+        pool: Pool,
+        equipment: Equipment,
+        stop: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._blocking = blocking
+        self._pool = pool
+        self._equipment = equipment
+        self._stop = stop
+        self._reporter = Reporter(store, rank=config.rank)
+
+    async def run(self, boot: BootProgress) -> None:
+        engine = await self._engine()
+        epoch = await self._claim("")
+        await boot.done()
+        engine.start()
+        try:
+            while not self._stop.is_set():
+                self._reporter.restart(epoch)
+                engine.tell(Reset(epoch, forget=True))
+                log.info("ready", extra={"rank": self._config.rank, "epoch": epoch})
+                fenced = await self._epoch(engine, epoch)
+                if not fenced:
+                    break
+                log.warning("fenced; joining again", extra={"rank": self._config.rank})
+                engine.tell(Reset("", forget=True))
+                epoch = await self._claim(epoch)
+        finally:
+            engine.tell(Stop())
+            if not await asyncio.to_thread(engine.join, STOP_TIMEOUT_S):
+                log.warning("the engine is still in a step; leaving it")
+            await self._leave(epoch)
+
+    async def _engine(self) -> Engine:
+        seconds, microseconds = await self._store.redis.time()
+        offset_s = seconds + microseconds / 1e6 - time.time()
+        equipment, size = self._equipment, self._pool.block_size
+        try:
+            scheduler = Scheduler(
+                BlockPool(equipment.blocks, size),
+                max_num_seqs=self._config.max_num_seqs,
+                max_batched_tokens=self._config.max_batched_tokens,
+                max_model_len=self._pool.max_model_len,
+                stop_ids=equipment.stop_ids,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        return Engine(
+            scheduler,
+            equipment.plant,
+            vocabulary=equipment.vocabulary,
+            root=lambda salt: domain_root(equipment.fingerprint, size, salt),
+            decode_weight=self._pool.decode_weight,
+            clock_offset_s=offset_s,
+            report=self._reporter.post,
+        )
+
+    async def _claim(self, held: str) -> str:
+        return await claim(
+            self._store,
+            self._config,
+            held=held,
+            blocks=self._equipment.blocks,
+            identity=self._equipment.identity,
+            stop=self._stop,
+        )
+
+    async def _epoch(self, engine: Engine, epoch: str) -> bool:
+        """Serve one epoch; True when the rank was fenced, False when asked to stop."""
+        fenced = asyncio.Event()
+        over = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_fenced() -> None:
+            loop.call_soon_threadsafe(fenced.set)
+
+        beat = Heartbeat(
+            self._config.redis_url,
+            self._store.keys,
+            self._config.rank,
+            epoch,
+            on_fenced=on_fenced,
+        )
+        keys, rank = self._store.keys, self._config.rank
+        inbox = WorkerInbox(
+            self._store,
+            Inbox(self._blocking, keys.worker(rank), WORKER_GROUP, epoch),
+            engine.tell,
+            rank=rank,
+            epoch=epoch,
+        )
+        beat.start()
+        loops = [
+            asyncio.create_task(steadily("inbox", inbox.turn, over), name="inbox"),
+            asyncio.create_task(
+                steadily("reports", lambda: self._reporter.turn(engine), over),
+                name="reports",
+            ),
+            asyncio.create_task(fenced.wait(), name="fenced"),
+            asyncio.create_task(self._stop.wait(), name="stop"),
+        ]
+        try:
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if isinstance(error, Stale):
+                    return True
+                if error is not None:
+                    raise error
+            return fenced.is_set()
+        finally:
+            over.set()
+            for task in loops:
+                task.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await asyncio.to_thread(beat.stop)
+
+    async def _leave(self, epoch: str) -> None:
+        """Give the rank back; without a server the lease lapses and the reaper does it."""
+        try:
+            await self._store.rank_down(self._config.rank, epoch)
+        except (RedisError, OSError, Stale) as error:
+            log.warning("left without a word", extra={"why": str(error)})
+            return
+        log.info("stopped", extra={"rank": self._config.rank, "server": "told"})
