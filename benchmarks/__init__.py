@@ -1,0 +1,1 @@
+"""Measurements; every figure in README.md comes from here."""

@@ -1,0 +1,75 @@
+"""A worker that computes nothing: everything around the model, measured without it.
+
+It runs the real loops of `workers.daemon` over a stand-in that answers each batch at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import click
+import uvloop
+
+from lmpoold.shell.observe import log_to_stderr
+from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
+from lmpoold.text.folder import cache_root, resolve
+from lmpoold.text.precision import dtype_bytes
+from workers.core.batch import Batch
+from workers.daemon.answers import Vocabulary
+from workers.daemon.engine import Drawn
+from workers.daemon.membership import Pool, identity
+from workers.daemon.serve import Equipment, serve
+from workers.daemon.settings import WorkerConfig
+
+MODEL = "random:tiny-qwen3"
+
+
+class IdlePlant:
+    """Draws token 65 for every row, at once."""
+
+    def run(self, batch: Batch) -> list[Drawn]:
+        """Return a token for each chunk that samples."""
+        return [Drawn(65)] * len(batch.samples)
+
+
+def decode(ids: Sequence[int]) -> str:
+    """Return one letter a token."""
+    return "A" * len(ids)
+
+
+@click.command()
+@click.option("--redis-url", required=True)
+@click.option("--rank", default=0)
+@click.option("--blocks", default=200_000)
+def main(redis_url: str, rank: int, blocks: int) -> None:
+    """Serve rank RANK without a model."""
+    log_to_stderr("warning")
+    folder = resolve(MODEL, cache=cache_root(os.environ))
+    mark = fingerprint(folder)
+
+    def build(pool: Pool, progress: Callable[[str, int, int], None]) -> Equipment:
+        size = kv_block_bytes(folder.config(), pool.block_size, dtype_bytes(pool.dtype))
+        progress("load", 1, 1)
+        return Equipment(
+            plant=IdlePlant(),
+            vocabulary=Vocabulary(decode, {}),
+            stop_ids=frozenset(),
+            fingerprint=mark,
+            identity=identity(pool, dtype=pool.dtype, mark=mark, block_bytes=size, digest="none"),
+            blocks=blocks,
+        )
+
+    config = WorkerConfig(
+        redis_url=redis_url,
+        cache=cache_root(os.environ),
+        model=MODEL,
+        rank=rank,
+        max_num_seqs=256,
+        max_batched_tokens=65536,
+    )
+    uvloop.run(serve(config, build))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Small parts measured alone, beside their floor."""
