@@ -66,8 +66,11 @@ async def _until_up(
         async with asyncio.timeout(READY_S):
             while sum(row.state == "up" for row in await store.ranks()) < count:
                 if any(child.poll() is not None for child in children):
-                    logs = "\n".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
-                    raise SystemExit(f"a process of the pool ended:\n{logs}")
+                    raise SystemExit(f"a process of the pool ended:\n{_logs(folder)}")
                 await asyncio.sleep(0.1)
     finally:
         await redis.aclose()
+
+
+def _logs(folder: Path) -> str:
+    return "\n".join(log.read_text()[-2000:] for log in folder.glob("*.log"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 from lmpoold.protocol.errors import DecodeError
@@ -12,6 +13,17 @@ from lmpoold.protocol.request import Sampling
 
 PROTOCOL = "1"
 """Version of these messages and of the function library; a worker with another one is refused."""
+
+
+def _non_default(row: Payload | Sampling) -> dict[str, Any]:
+    """Return the fields that differ from their defaults: most requests name few."""
+    values = ((name, getattr(row, name), default) for name, default in _defaults(type(row)))
+    return {name: value for name, value, default in values if value != default}
+
+
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.default) for field in fields(kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +44,8 @@ class Payload:
 
     def encode(self) -> str:
         """Return the payload as one line of JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False)
+        row = _non_default(self) | {"sampling": _non_default(self.sampling)}
+        return json.dumps(row, separators=(",", ":"), ensure_ascii=False)
 
     @classmethod
     def decode(cls, text: str | bytes) -> Payload:
@@ -40,7 +53,7 @@ class Payload:
         try:
             values = json.loads(text)
             sampling = values.pop("sampling")
-            sampling["stop"] = tuple(sampling["stop"])
+            sampling["stop"] = tuple(sampling.get("stop", ()))
             return cls(sampling=Sampling(**sampling), **values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DecodeError(f"not a request payload: {error}") from None
@@ -188,5 +201,5 @@ def read_outputs(values: Mapping[bytes, bytes]) -> list[Output]:
         row = {name.decode(): value.decode() for name, value in values.items()}
         rows = json.loads(row[STEP]) if STEP in row else [row]
         return [_output(row) for row in rows]
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise DecodeError(f"not an output entry: {error}") from None

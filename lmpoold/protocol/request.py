@@ -114,9 +114,15 @@ def _text(name: str, text: str) -> str:
 
 def _json(name: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         raise InvalidRequest(f"`{name}` is not JSON") from None
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"`{name}` spells half a surrogate pair") from None
+    return value
 
 
 def _stop(name: str, text: str) -> tuple[str, ...]:

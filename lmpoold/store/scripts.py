@@ -62,6 +62,50 @@ def _translated(error: ResponseError) -> Exception:
     return error
 
 
+def emit_args(
+    rank: int,
+    epoch: str,
+    step: int,
+    outputs: Mapping[str, Sequence[Output]],
+    ended: Sequence[Ended],
+) -> list[str | int]:
+    """Return the arguments of `emit`; see `PoolStore.emit`."""
+    args: list[str | int] = [rank, epoch, step, len(outputs)]
+    journal: dict[str, list[str]] = {}
+    for client, rows in outputs.items():
+        entry = write_outputs(rows)
+        args += [client, len(entry), *entry]
+        for row in rows:
+            if row.token is not None:
+                journal.setdefault(row.id, []).append(str(row.token))
+    for end in ended:
+        journal.pop(end.id, None)  # its journal is about to be dropped
+    args.append(len(journal))
+    for request_id, tokens in journal.items():
+        args += [request_id, " ".join(tokens)]
+    args.append(len(ended))
+    for end in ended:
+        args += [end.id, end.attempt, end.entry, end.state, end.finish_reason]
+        args += [end.prompt_tokens, end.cached_tokens, end.output_tokens]
+    return args
+
+
+def delta_args(
+    rank: int,
+    epoch: str,
+    base: int,
+    new: int,
+    counts: Counts,
+    admitted: Sequence[str],
+    puts: Mapping[PrefixHash, PageEntry],
+    dels: Sequence[PrefixHash],
+) -> list[str | int]:
+    """Return the arguments of `delta`; see `PoolStore.delta`."""
+    pages = [part for name, entry in puts.items() for part in (name, str(entry))]
+    args: list[str | int] = [rank, epoch, base, new, str(counts), len(admitted), *admitted]
+    return [*args, len(puts), *pages, *dels]
+
+
 class PoolStore:
     """Pool state of one pool on one server."""
 
@@ -222,9 +266,8 @@ class PoolStore:
 
         Raises: Stale: the rank was fenced; join again.
         """
-        pages = [part for name, entry in puts.items() for part in (name, str(entry))]
-        head: tuple[str | int, ...] = (rank, epoch, base, new, str(counts), len(admitted))
-        reply = await self.call("delta", *head, *admitted, len(puts), *pages, *dels)
+        args = delta_args(rank, epoch, base, new, counts, admitted, puts, dels)
+        reply = await self.call("delta", *args)
         return int(reply.split()[1])
 
     async def swap(
@@ -266,22 +309,29 @@ class PoolStore:
             ended: requests whose last output is among them.
         Raises: Stale: the rank was fenced; nothing was written.
         """
-        args: list[str | int] = [rank, epoch, step, len(outputs)]
-        journal: dict[str, list[str]] = {}
-        for client, rows in outputs.items():
-            entry = write_outputs(rows)
-            args += [client, len(entry), *entry]
-            for row in rows:
-                if row.token is not None:
-                    journal.setdefault(row.id, []).append(str(row.token))
-        args.append(len(journal))
-        for request_id, tokens in journal.items():
-            args += [request_id, " ".join(tokens)]
-        args.append(len(ended))
-        for end in ended:
-            args += [end.id, end.attempt, end.entry, end.state, end.finish_reason]
-            args += [end.prompt_tokens, end.cached_tokens, end.output_tokens]
-        await self.call("emit", *args)
+        await self.call("emit", *emit_args(rank, epoch, step, outputs, ended))
+
+    async def report(self, step: Sequence[str | int], change: Sequence[str | int]) -> int:
+        """Call `emit` and `delta` in one round trip; returns the version as `delta` does.
+
+        Args:
+            step: from `emit_args`.
+            change: from `delta_args`.
+        Raises: Stale: the rank was fenced.
+        """
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.execute_command("FCALL", "emit", 1, self.keys.load, *step)
+        pipe.execute_command("FCALL", "delta", 1, self.keys.load, *change)
+        replies = await pipe.execute(raise_on_error=False)
+        if any("Function not found" in str(reply) for reply in replies):
+            await self.load_library()
+            return await self.report(step, change)
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise _translated(reply)
+            if isinstance(reply, Exception):
+                raise reply
+        return int(replies[1].split()[1])
 
     async def heartbeat(self, rank: int, epoch: str, ttl_ms: int) -> None:
         """Stay alive for another `ttl_ms`; Stale if the rank was fenced."""

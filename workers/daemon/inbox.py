@@ -45,14 +45,14 @@ class WorkerInbox:
         Raises: Stale: the rank was fenced.
         """
         if self._after_loss:
-            await self._take(await self._inbox.pending(BATCH * 1000))
-            self._after_loss = False
+            await self._take(await self._inbox.pending(BATCH * 1000), doubtful=True)
         self._after_loss = True
         entries = await self._inbox.read(BATCH, BLOCK_MS)
         self._after_loss = False
         await self._take(entries)
 
-    async def _take(self, entries: list[Entry]) -> None:
+    async def _take(self, entries: list[Entry], *, doubtful: bool = False) -> None:
+        """Hand entries to the engine; ask the pool about doubtful ones, which may have moved on."""
         taken: list[Dispatch] = []
         done: list[str] = []
         for entry, values in entries:
@@ -69,8 +69,7 @@ class WorkerInbox:
                 case Cancel():
                     self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
                     done.append(entry)
-        if taken:
-            # The engine runs them already; this only catches a route that was overtaken.
+        if taken and doubtful:
             pairs = [(dispatch.id, dispatch.attempt) for dispatch in taken]
             dropped = set(await self._store.admit(self._rank, self._epoch, pairs))
             for dispatch in taken:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from lmpoold.protocol.errors import LMPoolError
-from lmpoold.store.scripts import PoolStore
+from lmpoold.store.scripts import PoolStore, delta_args, emit_args
 from workers.daemon.engine import Engine, Reset
 from workers.daemon.report import Backlog, StepReport
 
@@ -57,14 +57,13 @@ class Reporter:
             self._collect(engine)
             self._sending, self._backlog = self._backlog, Backlog()
             self._step += 1
-        # Kept until both calls returned: each is safe to repeat (by step, by version).
+        # Kept until the server has it all: each call is safe to repeat (by step, by version).
         sending = self._sending
-        if sending.outputs or sending.ended:
-            await self._store.emit(
-                self._rank, self._epoch, self._step, sending.outputs, sending.ended
-            )
         if sending.counts is not None:
-            await self._tell_pool(engine, sending)
+            if sending.snapshot is None:
+                await self._send(engine, sending)
+            else:
+                await self._send_snapshot(sending)
         self._sending = None
 
     def _collect(self, engine: Engine) -> None:
@@ -75,30 +74,42 @@ class Reporter:
             if report.epoch == self._epoch:
                 self._backlog.add(report)
 
-    async def _tell_pool(self, engine: Engine, sending: Backlog) -> None:
+    async def _send(self, engine: Engine, sending: Backlog) -> None:
+        """Answers and changes, in one round trip."""
         assert sending.counts is not None
-        epoch = self._epoch
-        if sending.snapshot is not None:
-            version = self._version + 1
-            pages = {**sending.snapshot, **sending.puts}
-            for name in sending.dels:
-                pages.pop(name, None)
-            await self._store.swap(self._rank, epoch, version, sending.counts, pages)
-            self._version = version
-            if not sending.admitted:
-                return
-            sending.puts, sending.dels, sending.snapshot = {}, {}, None
         version = self._version + 1
-        self._version = await self._store.delta(
+        change = delta_args(
             self._rank,
-            epoch,
+            self._epoch,
             self._version,
             version,
             sending.counts,
-            admitted=sending.admitted,
-            puts=sending.puts,
-            dels=list(sending.dels),
+            sending.admitted,
+            sending.puts,
+            list(sending.dels),
         )
+        if sending.outputs or sending.ended:
+            step = emit_args(self._rank, self._epoch, self._step, sending.outputs, sending.ended)
+            self._version = await self._store.report(step, change)
+        else:
+            reply = await self._store.call("delta", *change)
+            self._version = int(reply.split()[1])
         if self._version != version:
             self._backlog.admitted += sending.admitted
-            engine.tell(Reset(epoch, forget=False))
+            engine.tell(Reset(self._epoch, forget=False))
+
+    async def _send_snapshot(self, sending: Backlog) -> None:
+        """Answers first, then the whole page table; what was admitted goes with the next delta."""
+        assert sending.counts is not None
+        assert sending.snapshot is not None
+        if sending.outputs or sending.ended:
+            await self._store.emit(
+                self._rank, self._epoch, self._step, sending.outputs, sending.ended
+            )
+        pages = {**sending.snapshot, **sending.puts}
+        for name in sending.dels:
+            pages.pop(name, None)
+        version = self._version + 1
+        await self._store.swap(self._rank, self._epoch, version, sending.counts, pages)
+        self._version = version
+        self._backlog.admitted += sending.admitted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from workers.daemon.settings import WorkerConfig
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
+SWITCH_INTERVAL_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,9 @@ async def serve(config: WorkerConfig, build: Build) -> None:
 
     Raises: ConfigError: the worker cannot join the pool as it is set up.
     """
+    # Two busy threads share the interpreter: at the default of 5 ms the event loop would get it too
+    # late, and every token with it.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = stop_on_signals()
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)

@@ -4,7 +4,7 @@ KEYS[1]  load       HASH    rank rows
 delta ARGV
   1 rank, 2 epoch, 3 base version, 4 new version
   5 counts          text    "free reclaim wait_tok run_tok run", blocks, weighted tokens, sequences
-  6 n admitted, then n tickets `request.attempt` whose reservation the counts now include
+  6 n admitted, then n tickets `request.attempt`: queued by the worker, so in its counts from now on
   then n puts, n x (hash, "block:gen:depth:parent"), then hashes to drop
 swap ARGV
   1 rank, 2 epoch, 3 new version, 4 counts, 5 pages staged
@@ -49,6 +49,9 @@ local function delta(a)
   local i, last = 7, 6 + tonumber(a[6])
   while i <= last do
     unreserve(rank, c, a[i])
+    local id, attempt = match(a[i], '^(.+)%.(%d+)$')
+    local cur = call('HMGET', P .. 'req:' .. id, 'state', 'attempt')
+    if cur[1] == 'routed' and cur[2] == attempt then call('HSET', P .. 'req:' .. id, 'state', 'running') end
     i = i + 1
   end
   local pages, stop = rank_key(rank, 'pages'), last + 1 + 2 * tonumber(a[last + 1])
