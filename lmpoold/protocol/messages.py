@@ -17,7 +17,8 @@ PROTOCOL = "1"
 
 def _non_default(row: Payload | Sampling) -> dict[str, Any]:
     """Return the fields that differ from their defaults: most requests name few."""
-    values = ((name, getattr(row, name), default) for name, default in _defaults(type(row)))
+    kind: Any = type(row)
+    values = ((name, getattr(row, name), default) for name, default in _defaults(kind))
     return {name: value for name, value, default in values if value != default}
 
 

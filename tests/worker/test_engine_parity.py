@@ -1,0 +1,251 @@
+"""The engine over a real model: in every situation its greedy output is that of `generate`."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from lmpoold.protocol.hashing import domain_root
+from lmpoold.protocol.messages import Dispatch, Output, Payload
+from lmpoold.protocol.request import Sampling
+from workers.core.batch import Batch
+from workers.core.blocks import BlockPool
+from workers.core.schedule import Scheduler
+from workers.daemon.answers import Vocabulary
+from workers.daemon.engine import Abort, Add, Drawn, Engine, Reset, Stop
+from workers.daemon.plant import ModelPlant
+from workers.daemon.report import StepReport
+from workers.model.kv import KVPool
+from workers.model.runner import ModelRunner
+from workers.model.torch_backend import TorchBackend
+from workers.model.weights import load
+
+BLOCK = 16
+ROOT = domain_root("test", BLOCK)
+COUNT = 12
+
+
+class Watched:
+    """A plant that remembers what its batches looked like."""
+
+    def __init__(self, plant: ModelPlant) -> None:
+        self._plant = plant
+        self.batches: list[Batch] = []
+
+    def run(self, batch: Batch) -> list[Drawn]:
+        self.batches.append(batch)
+        return self._plant.run(batch)
+
+
+class Driver:
+    """An engine on its thread, fed and read by a test."""
+
+    def __init__(self, loaded, *, blocks: int = 128, max_num_seqs: int = 16, budget: int = 512):
+        kv = KVPool(blocks, loaded.geometry, block_size=BLOCK, dtype=loaded.dtype)
+        self.plant = Watched(ModelPlant(ModelRunner(loaded, kv, TorchBackend())))
+        self.scheduler = Scheduler(
+            BlockPool(blocks, BLOCK),
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=budget,
+            max_model_len=min(blocks * BLOCK, loaded.max_model_len),
+        )
+        self.arrived = threading.Condition()
+        self.outputs: dict[str, list[Output]] = {}
+        self.ended: dict[str, int] = {}
+        self.reports: list[StepReport] = []
+        self.engine = Engine(
+            self.scheduler,
+            self.plant,
+            vocabulary=Vocabulary(lambda ids: "".join(f"<{token}>" for token in ids), {}),
+            root=lambda salt: ROOT,
+            decode_weight=8,
+            clock_offset_s=0.0,
+            report=self._take,
+        )
+        self.engine.start()
+
+    def _take(self, report: StepReport | None) -> None:
+        with self.arrived:
+            if report is not None:
+                self.reports.append(report)
+                for _, output in report.outputs:
+                    self.outputs.setdefault(output.id, []).append(output)
+                for end in report.ended:
+                    self.ended[end.id] = end.cached_tokens
+            self.arrived.notify_all()
+
+    def add(self, name: str, tokens: Sequence[int], count: int = COUNT, **fields) -> None:
+        sampling = Sampling(max_tokens=count, ignore_eos=True)
+        payload = Payload(client=name, prompt_tokens=len(tokens), sampling=sampling, **fields)
+        self.engine.tell(Add(Dispatch("1-0", name, 0, 0, payload, list(tokens))))
+
+    def wait(self, *names: str) -> list[list[int]]:
+        with self.arrived:
+            assert self.arrived.wait_for(
+                lambda: self.engine.failure is not None or set(names) <= set(self.ended), 120
+            )
+        assert self.engine.failure is None
+        return [[output.token for output in self.outputs[name]] for name in names]
+
+    def close(self) -> None:
+        self.engine.tell(Stop())
+        assert self.engine.join(10)
+        assert self.engine.failure is None
+        self.scheduler.check()
+        self.scheduler.pool.check()
+        assert self.scheduler.pool.available == self.scheduler.pool.num_blocks
+
+
+@pytest.fixture(
+    scope="module",
+    params=["tiny-qwen3", "tiny-llama", pytest.param("demo", marks=pytest.mark.slow)],
+)
+def models(request, random_model, demo_folder):
+    """(the model served, the same one as `transformers` made it), in float32."""
+    if request.param == "demo":
+        return load(demo_folder, dtype="float32"), load(demo_folder, dtype="float32").model
+    return random_model(request.param)
+
+
+@pytest.fixture
+def drive(models):
+    """Start engines; each must end with nothing held."""
+    started = []
+
+    def start(**options) -> Driver:
+        started.append(Driver(models[0], **options))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.close()
+
+
+@pytest.fixture
+def expect(models, reference):
+    return lambda tokens, count=COUNT: reference(models[1], tokens, count)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{length} {seed}")
+    return [draw.randrange(3, 500) for _ in range(length)]
+
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_cold_prompt(drive, expect):
+    driver = drive()
+    driver.add("a", prompt(37))
+    assert driver.wait("a") == [expect(prompt(37))]
+    assert driver.ended["a"] == 0
+
+
+def test_a_prefix_hit(drive, expect):
+    driver = drive()
+    shared = prompt(50)
+    driver.add("a", shared)
+    driver.wait("a")
+    driver.add("b", shared + prompt(20, 1))
+    assert driver.wait("b") == [expect(shared + prompt(20, 1))]
+    assert driver.ended["b"] == 48
+
+
+def test_a_fully_cached_block_aligned_prompt(drive, expect):
+    driver = drive()
+    driver.add("a", prompt(64))
+    driver.add("b", prompt(64))
+    first = driver.wait("a", "b")
+    driver.add("c", prompt(64))
+    assert [*first, *driver.wait("c")] == [expect(prompt(64))] * 3
+    assert driver.ended["c"] >= 63
+    assert driver.plant.batches[-COUNT].prefills[0].length == 1
+
+
+def test_a_chunked_prefill(drive, expect):
+    driver = drive(budget=24, max_num_seqs=8)
+    driver.add("a", prompt(150))
+    assert driver.wait("a") == [expect(prompt(150))]
+    assert sum(bool(batch.prefills) for batch in driver.plant.batches) >= 7
+
+
+def test_mixed_batches_of_eight_lengths(drive, expect):
+    driver = drive(budget=64, max_num_seqs=8)
+    lengths = (1, 5, 16, 31, 32, 47, 90, 140)
+    names = [f"r{length}" for length in lengths]
+    for name, length in zip(names, lengths, strict=True):
+        driver.add(name, prompt(length))
+    assert driver.wait(*names) == [expect(prompt(length)) for length in lengths]
+    assert any(batch.decodes and batch.prefills for batch in driver.plant.batches)
+    assert max(len(batch.rows) for batch in driver.plant.batches) == 8
+
+
+def test_after_preemption(drive, expect):
+    driver = drive(blocks=12)
+    names = [f"r{seed}" for seed in range(4)]
+    for seed, name in enumerate(names):
+        driver.add(name, prompt(40, seed), 40)
+    outputs = driver.wait(*names)
+    assert outputs == [expect(prompt(40, seed), 40) for seed in range(4)]
+    assert any(batch.preempted for batch in driver.plant.batches)
+
+
+def test_after_reclaim_in_a_pool_too_small_for_the_load(drive, expect):
+    driver = drive(blocks=10)
+    for seed in range(6):
+        name = f"r{seed}"
+        driver.add(name, prompt(100, seed % 3))
+        assert driver.wait(name) == [expect(prompt(100, seed % 3))]
+    forgotten = [name for report in driver.reports for name in report.dels]
+    assert forgotten
+
+
+def test_a_resumed_request_goes_on_where_it_was(drive, expect):
+    driver = drive()
+    whole = expect(prompt(37))
+    sampling = Sampling(max_tokens=COUNT, ignore_eos=True)
+    payload = Payload(client="a", prompt_tokens=37, sampling=sampling)
+    tokens = [*prompt(37), *whole[:5]]
+    driver.engine.tell(Add(Dispatch("1-0", "a", 1, 0, payload, tokens)))
+    assert driver.wait("a") == [whole[5:]]
+    assert [output.index for output in driver.outputs["a"]] == list(range(5, COUNT))
+
+
+def test_an_abort_frees_its_blocks_and_leaves_its_neighbour_alone(drive, expect):
+    driver = drive()
+    driver.add("a", prompt(60), 400)
+    driver.add("b", prompt(33))
+    driver.wait("b")
+    driver.engine.tell(Abort("a", "cancelled", "cancelled by its asker"))
+    with driver.arrived:
+        assert driver.arrived.wait_for(lambda: "a" in driver.ended, 30)
+    last = driver.outputs["a"][-1]
+    assert (last.code, last.index) == ("cancelled", len(driver.outputs["a"]) - 1)
+    assert driver.wait("b") == [expect(prompt(33))]
+
+
+def test_a_deadline_ends_a_request_that_runs(drive):
+    driver = drive()
+    driver.add("a", prompt(20), 400, deadline_ms=1)
+    with driver.arrived:
+        assert driver.arrived.wait_for(lambda: "a" in driver.ended, 30)
+    assert driver.outputs["a"][-1].code == "deadline_exceeded"
+
+
+def test_a_reset_drops_requests_and_reports_the_whole_table(drive):
+    driver = drive()
+    driver.add("a", prompt(64))
+    driver.wait("a")
+    driver.add("b", prompt(40, 1), 400)
+    driver.engine.tell(Reset("7", forget=True))
+    with driver.arrived:
+        assert driver.arrived.wait_for(
+            lambda: any(report.snapshot is not None for report in driver.reports), 30
+        )
+        whole = next(report for report in driver.reports if report.snapshot is not None)
+    assert whole.epoch == "7"
+    assert not whole.outputs
+    assert len(whole.snapshot) >= 4
