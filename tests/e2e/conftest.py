@@ -1,0 +1,78 @@
+"""Pools of real processes for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from benchmarks.processes import running_pool
+from lmpoold.client import PoolClient
+from lmpoold.protocol.keys import Keyspace
+from lmpoold.protocol.messages import Output, read_outputs
+from lmpoold.store.connect import open_redis
+from lmpoold.store.scripts import PoolStore
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+KEYS = Keyspace()
+
+
+@dataclass
+class Running:
+    """A pool that runs, and what tests do to it."""
+
+    url: str
+    redis: Redis
+    client: PoolClient
+    store: PoolStore
+
+    async def add(self, **fields: str | bytes) -> str:
+        """XADD as any producer would; returns the entry id."""
+        entry: Any = await self.redis.xadd(KEYS.ingress, fields)
+        return str(entry.decode())
+
+    async def answer(self, client: str, within_s: float = 30.0) -> list[Output]:
+        """Read a client's stream up to the end of one request."""
+        outputs: list[Output] = []
+        last = b"0-0"
+        async with asyncio.timeout(within_s):
+            while not (outputs and outputs[-1].ends):
+                reply: Any = await self.redis.xread({KEYS.out(client): last}, block=1000)
+                for entry, values in reply[0][1] if reply else ():
+                    last = entry
+                    outputs += read_outputs(values)
+        return outputs
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
+
+
+@contextlib.asynccontextmanager
+async def start_pool(
+    model: str = "random:tiny-qwen3",
+    workers: int = 1,
+    options: tuple[str, ...] = (),
+    daemon_options: tuple[str, ...] = (),
+) -> AsyncIterator[Running]:
+    """Run a server, one lmpoold and `workers` workers, all real, until the block ends."""
+    argv = [
+        ["workers", "--model", model, "--rank", str(rank), "--threads", "1", *options]
+        for rank in range(workers)
+    ]
+    async with running_pool(model, argv, daemon_options=daemon_options) as url:
+        redis = open_redis(url, blocking=True)
+        async with PoolClient(url) as client:
+            yield Running(url, redis, client, PoolStore(redis, KEYS))
+        await redis.aclose()
+
+
+@pytest.fixture(scope="session")
+def pool() -> Start:
+    """Start a pool; use as `async with pool(...) as running`."""
+    return start_pool

@@ -1,0 +1,51 @@
+"""`lmpoolctl demo`: proves itself or fails, and leaves nothing behind."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.ctl_program import Running, lmpoolctl
+
+
+def demo_folders():
+    return set(Path("/tmp").glob("lmpool-demo-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_demo_serves_half_of_the_shared_prompt_from_the_cache_from_round_two():
+    before = demo_folders()
+    done = lmpoolctl("demo", "--json", within_s=170)
+    assert done.returncode == 0, done.stderr
+    *answers, last = [json.loads(line) for line in done.stdout.splitlines()]
+    summary = last["summary"]
+    assert len(answers) == summary["questions"] == 12
+    assert summary["failed"] == 0
+    assert summary["later_share"] >= 0.5
+    assert summary["shared_tokens"] >= 500
+    assert answers[0]["reason"] == "no_prefix_hit"
+    assert all(answer["answer"] for answer in answers)
+    assert demo_folders() == before
+
+
+def test_a_demo_whose_answers_fail_is_exit_1_and_leaves_nothing():
+    before = demo_folders()
+    # A byte a token: the shared prompt is longer than the tiny model's context.
+    done = lmpoolctl("demo", "--model", "random:tiny-qwen3", "--workers", 1, within_s=60)
+    assert done.returncode == 1
+    assert "context_length_exceeded" in done.stdout
+    assert "the demo failed" in done.stdout
+    assert demo_folders() == before
+
+
+def test_ctrl_c_ends_a_demo_and_leaves_nothing(tmp_path):
+    before = demo_folders()
+    running = Running(tmp_path, "demo", "--model", "random:tiny-qwen3", "--workers", 1)
+    try:
+        running.says("worker-0: ")
+        assert running.ends(signal.SIGINT) == 130
+    finally:
+        running.end_for_sure()
+    assert demo_folders() == before
