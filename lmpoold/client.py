@@ -18,7 +18,7 @@ from typing import Any, Self
 from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import TimeoutError as ServerSlow
 
-from lmpoold.protocol.errors import ProtocolError, RequestFailed
+from lmpoold.protocol.errors import Conflict, ProtocolError, RequestFailed
 from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
@@ -107,6 +107,7 @@ class PoolClient:
         Raises:
             InvalidRequest: a field cannot be read; nothing was sent.
             NoCapacity: the pool's ingress is full; send it again later.
+            Conflict: the id was used before, by another client or for an answer that is over.
         """
         request_id = request_id or uuid.uuid4().hex
         values = {"id": request_id, "client": self._client}
@@ -123,11 +124,23 @@ class PoolClient:
         read_request("0-0", {name.encode(): text.encode() for name, text in values.items()})
         self._waiting.setdefault(request_id, asyncio.Queue())
         try:
-            await self._store.submit(request_id, self._client, values)
+            if not await self._store.submit(request_id, self._client, values):
+                await self._check_owner(request_id)
         except BaseException:
             self._waiting.pop(request_id, None)
             raise
         return request_id
+
+    async def _check_owner(self, request_id: str) -> None:
+        """Refuse an id whose answer goes elsewhere, or is over."""
+        key = self._store.keys.request(request_id)
+        fields: list[Any] = await self._redis.hmget(key, ["client", "state"])
+        owner, state = (field.decode() if field else "" for field in fields)
+        if owner != self._client or state not in ("queued", "parked", "routed", "running"):
+            raise Conflict(
+                f"request id {request_id} was used before ({state}, answered on out:{owner}); "
+                "choose another id, or none"
+            )
 
     async def stream(self, request_id: str) -> AsyncIterator[Output]:
         """Yield the outputs of a request of this client, in order, none twice, to its end.

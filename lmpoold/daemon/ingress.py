@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
 
 from lmpoold.daemon.reading import Reader, Refused
 from lmpoold.protocol.views import RouteCall
-from lmpoold.shell.steady import is_lost, steadily
+from lmpoold.shell.steady import LOST, is_lost, steadily
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
 
@@ -43,6 +44,7 @@ class Ingress:
         self._reader = reader
         self._claimed_at_s = 0.0
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._reading: asyncio.Task[list[Entry]] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until `stop`."""
@@ -52,22 +54,36 @@ class Ingress:
                 await self._turn(aside)
 
             await steadily("ingress", turn, stop)
+            # What the last read brings is ours to serve: nobody else would see it for a while.
+            if self._reading is not None:
+                with contextlib.suppress(*LOST):
+                    await self._sort(await self._reading, aside)
 
     async def _turn(self, aside: asyncio.TaskGroup) -> None:
+        """Serve one batch while the next one is being read."""
         now_s = time.monotonic()
         if now_s - self._claimed_at_s > CLAIM_EVERY_S:
             self._claimed_at_s = now_s
-            entries = await self._inbox.claim(BATCH, CLAIM_IDLE_MS)
-            if entries:
-                log.warning("claimed entries of another lmpoold", extra={"entries": len(entries)})
-        else:
-            entries = []
-        entries = entries or await self._inbox.read(BATCH, BLOCK_MS)
-        entries = [entry for entry in entries if entry[1]]
-        small = [entry for entry in entries if size_bytes(entry) <= LARGE_BYTES]
+            claimed = await self._inbox.claim(BATCH, CLAIM_IDLE_MS)
+            if claimed:
+                log.warning("claimed entries of another lmpoold", extra={"entries": len(claimed)})
+                await self._sort(claimed, aside)
+        reading, self._reading = self._reading or self._read(), None
+        entries = await reading
+        self._reading = self._read()
+        await self._sort(entries, aside)
+
+    def _read(self) -> asyncio.Task[list[Entry]]:
+        return asyncio.create_task(self._inbox.read(BATCH, BLOCK_MS), name="ingress read")
+
+    async def _sort(self, entries: Sequence[Entry], aside: asyncio.TaskGroup) -> None:
+        """Serve short entries now, long ones on the side; deleted ones have no fields."""
+        small = []
         for entry in entries:
             if size_bytes(entry) > LARGE_BYTES:
                 aside.create_task(self._large_one(entry), name=f"large entry {entry[0]}")
+            elif entry[1]:
+                small.append(entry)
         if small:
             await self._serve(small)
 

@@ -15,6 +15,7 @@ PARTS = (
     "requeue",
     "rank",
     "request",
+    "emit",
     "cancel",
     "inspect",
 )
@@ -37,6 +38,7 @@ FUNCTIONS = {
     "ranks": True,
     "reap": False,
     "route": False,
+    "step": False,
     "submit": False,
     "swap": False,
 }

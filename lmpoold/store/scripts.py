@@ -311,27 +311,16 @@ class PoolStore:
         """
         await self.call("emit", *emit_args(rank, epoch, step, outputs, ended))
 
-    async def report(self, step: Sequence[str | int], change: Sequence[str | int]) -> int:
-        """Call `emit` and `delta` in one round trip; returns the version as `delta` does.
+    async def step(self, said: Sequence[str | int], changed: Sequence[str | int]) -> int:
+        """Call `emit` and `delta` as one; returns the version as `delta` does.
 
         Args:
-            step: from `emit_args`.
-            change: from `delta_args`.
-        Raises: Stale: the rank was fenced.
+            said: from `emit_args`.
+            changed: from `delta_args`.
+        Raises: Stale: the rank was fenced; nothing was written.
         """
-        pipe = self.redis.pipeline(transaction=False)
-        pipe.execute_command("FCALL", "emit", 1, self.keys.load, *step)
-        pipe.execute_command("FCALL", "delta", 1, self.keys.load, *change)
-        replies = await pipe.execute(raise_on_error=False)
-        if any("Function not found" in str(reply) for reply in replies):
-            await self.load_library()
-            return await self.report(step, change)
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise _translated(reply)
-            if isinstance(reply, Exception):
-                raise reply
-        return int(replies[1].split()[1])
+        reply = await self.call("step", len(said), *said, *changed)
+        return int(reply.split()[1])
 
     async def heartbeat(self, rank: int, epoch: str, ttl_ms: int) -> None:
         """Stay alive for another `ttl_ms`; Stale if the rank was fenced."""

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from lmpoold.protocol.errors import InvalidRequest, RequestFailed
+from lmpoold.protocol.errors import Conflict, InvalidRequest, RequestFailed
 from lmpoold.protocol.messages import Output
 from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.tokenizer import TextModel
@@ -107,6 +107,14 @@ async def test_an_id_sent_again_is_answered_once(pool):
         assert await running.redis.xlen(KEYS.out("same")) <= 3
         outputs = await running.answer("same")
         assert [output.index for output in outputs] == [0, 1, 2]
+
+
+async def test_an_id_used_by_another_client_is_refused_by_name(pool):
+    async with pool() as running:
+        await running.add(id="taken", prompt="Hello", max_tokens="2")
+        await running.answer("taken")
+        with pytest.raises(Conflict, match="taken was used before"):
+            await running.client.submit(prompt="Hello", request_id="taken")
 
 
 async def test_the_client_refuses_what_cannot_be_read_before_sending_it(pool):

@@ -10,7 +10,10 @@ import sys
 
 import pytest
 
+from lmpoold.client import PoolClient
+from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.embedded import EmbeddedServer
+from lmpoold.store.scripts import PoolStore
 
 pytestmark = pytest.mark.timeout(240)
 MODEL = "random:tiny-qwen3"
@@ -89,8 +92,6 @@ async def test_a_stopped_worker_is_fenced_and_joins_again_with_its_cache(pool):
 
 
 async def test_a_killed_server_comes_back_and_everybody_goes_on(tmp_path):
-    from lmpoold.client import PoolClient
-
     server = EmbeddedServer(tmp_path / "s")
     await server.start()
     children = [
@@ -99,6 +100,7 @@ async def test_a_killed_server_comes_back_and_everybody_goes_on(tmp_path):
     ]
     try:
         async with PoolClient(server.url) as client:
+            await until_up(PoolStore(client._redis, Keyspace()), {0})
             async with asyncio.timeout(60):
                 undisturbed = await ask(client, 0)
             asking = asyncio.create_task(ask(client, 0))

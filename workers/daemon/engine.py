@@ -138,6 +138,7 @@ class Engine:
     def tell(self, command: Command) -> None:
         """Hand a command over, from any thread."""
         self._commands.put(command)
+        time.sleep(0)  # lets the engine have the interpreter now, not when this thread next waits
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread after Stop; False if it still runs."""

@@ -89,8 +89,8 @@ class Reporter:
             list(sending.dels),
         )
         if sending.outputs or sending.ended:
-            step = emit_args(self._rank, self._epoch, self._step, sending.outputs, sending.ended)
-            self._version = await self._store.report(step, change)
+            said = emit_args(self._rank, self._epoch, self._step, sending.outputs, sending.ended)
+            self._version = await self._store.step(said, change)
         else:
             reply = await self._store.call("delta", *change)
             self._version = int(reply.split()[1])

@@ -33,9 +33,9 @@ end
 
 local function route_one(g, cache, r, draw)
   local key = P .. 'req:' .. r.id
-  local cur = call('HMGET', key, 'state', 'cancel')
+  local cur = call('HMGET', key, 'state', 'cancel', 'deadline')
   if not claim(r.id, r.source, cur) then return r.id .. ' dup' end
-  local deadline = r.deadline > 0 and r.deadline or r.now + g.default_deadline_ms
+  local deadline = r.deadline > 0 and r.deadline or tonumber(cur[3] or '') or r.now + g.default_deadline_ms
   if cur[2] then
     unpark(r.id)
     refuse(g, r.id, r.client, 'cancelled', 'cancelled before it was routed', 'cancelled')
