@@ -56,7 +56,7 @@ def trained_byte_level() -> Tokenizer:
 
 
 def byte_fallback(decoder: decoders.Decoder) -> Tokenizer:
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "<0xe4>", *PIECES]
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "<0xe4>", "", *PIECES]
     vocab = {name: token for token, name in enumerate(names)}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoder
@@ -254,6 +254,17 @@ def test_a_broken_byte_run_is_released_at_once_however_long():
     pieces = stream("llama", ids)
     assert pieces[:4] == ["", "", BAD * 3, BAD]
     assert "".join(pieces) == whole("llama", ids) == BAD * 302
+
+
+def test_a_broken_byte_run_at_the_beginning_keeps_the_space_after_it():
+    ids = [*byte_ids("llama", b"\xff\xff"), TOKENIZERS["llama"].token_to_id("▁world")]
+    assert "".join(stream("llama", ids)) == whole("llama", ids) == BAD * 2 + " world"
+
+
+def test_an_empty_token_parts_the_bytes_around_it():
+    ids = byte_ids("llama", "é".encode())
+    ids.insert(1, TOKENIZERS["llama"].token_to_id(""))
+    assert "".join(stream("llama", ids)) == whole("llama", ids) == BAD * 2
 
 
 def test_a_byte_run_is_held_until_a_token_ends_it():

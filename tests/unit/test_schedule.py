@@ -180,6 +180,19 @@ def test_a_preempted_sequence_keeps_its_tokens_its_place_and_its_usage():
     assert worker.finished["b"] == undisturbed(request("b", [1], max_tokens=6), 8)
 
 
+def test_a_step_that_preempts_admits_nobody():
+    worker = Worker(6, size=2, max_num_seqs=2)
+    worker.add(request("a", [0], size=2, priority=1, max_tokens=11))
+    worker.add(request("b", [1] * 6, size=2, arrival=1, max_tokens=6))
+    worker.step()
+    worker.add(request("c", [2], size=2, arrival=2, priority=1, max_tokens=1))
+    while not worker.preempted:
+        batch = worker.step()
+    assert (worker.preempted, names(batch)) == (["b"], ["a"])
+    assert names(worker.step()) == ["a", "c"]
+    worker.drain()
+
+
 def test_the_first_that_does_not_fit_stops_the_line_until_blocks_are_there():
     worker = Worker(6, max_model_len=24)
     worker.add(request("runs", [0] * 9, arrival=0))
@@ -206,6 +219,15 @@ def test_admission_leaves_every_running_sequence_a_block_to_grow_into():
     assert names(worker.step()) == ["a", "c"]
     worker.drain()
     assert worker.preempted == []
+
+
+def test_a_running_sequence_that_has_all_its_blocks_keeps_none_from_others():
+    worker = Worker(5)
+    worker.add(request("a", [0] * 4, arrival=0, max_tokens=5))
+    worker.step()
+    worker.step()
+    worker.add(request("b", [1] * 9, arrival=1, max_tokens=1))
+    assert names(worker.step()) == ["a", "b"]
 
 
 def test_seats_are_bounded():

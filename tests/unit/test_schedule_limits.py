@@ -115,7 +115,7 @@ def test_every_sampling_row_needs_a_token():
 
 
 def test_a_crowd_of_siblings_is_not_walked_through_every_step():
-    worker = Worker(60, max_num_seqs=3, max_batched_tokens=8)
+    worker = Worker(60, max_num_seqs=3)
     worker.add(*(request(f"r{n}", [0] * 20, arrival=n, max_tokens=1) for n in range(9)))
     worker.add(request("other", [1], arrival=99, max_tokens=1))
     assert names(worker.step()) == ["r0"]

@@ -67,6 +67,7 @@ def test_a_match_that_was_waiting_at_the_end_cuts_the_text():
     matcher = StopMatcher(("cd", "bcde"))
     matcher.push("abcd")
     assert (matcher.flush(), matcher.stopped) == ("b", True)
+    assert matcher.flush() == ""
 
 
 def test_nothing_comes_out_after_a_stop():

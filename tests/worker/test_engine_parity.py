@@ -249,3 +249,13 @@ def test_a_reset_drops_requests_and_reports_the_whole_table(drive):
     assert whole.epoch == "7"
     assert not whole.outputs
     assert len(whole.snapshot) >= 4
+
+
+def test_a_request_that_cannot_run_fails_alone(drive, expect):
+    driver = drive()
+    driver.add("bad", prompt(128 * BLOCK + 1))
+    driver.add("good", prompt(20))
+    assert driver.wait("good", "bad")[0] == expect(prompt(20))
+    (only,) = driver.outputs["bad"]
+    assert only.code == "worker_failed"
+    assert "cannot run it" in only.message

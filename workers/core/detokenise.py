@@ -9,9 +9,9 @@ things make that exact:
   wherever they stand (skipped specials, ids outside the vocabulary) never enter it, so a window of
   n tokens has n tokens' worth of context.
 - Byte-level decoders show a character whose bytes are incomplete as one U+FFFD at the end; that one
-  is held back. A window that begins inside a character is in step again at that character's last
-  byte, at most three bytes in, and a held U+FFFD begins at most three bytes before the end:
-  `_CONTEXT` covers both. So no run of bad bytes makes the window or the held text grow.
+  is held back. A window that begins inside a character is in step again where that character
+  ends, and a held U+FFFD begins at most three bytes before the end: `_CONTEXT` covers it. So no run
+  of bad bytes makes the window or the held text grow.
 - Byte-fallback decoders (`<0xE4>` tokens) judge a whole run of byte tokens at once: as text if all
   of it is UTF-8, else as one U+FFFD per byte. A run that is UTF-8 so far is held until it ends, for
   its last byte may still turn all of it; once broken, it can never be mended, and each byte is
@@ -65,7 +65,6 @@ class _ByteRun:
         self.start = start  # where in the window it begins
         self.held = bytearray()  # bytes whose text is not out yet
         self.broken = False  # no byte that may follow makes it UTF-8
-        self.cut = False  # its beginning is out: it was too long
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
 
     @property
@@ -155,14 +154,14 @@ class Detokeniser:
         piece = self._decode(self._ids)[self._released :]
         # The rest of the run is judged with its context, so that has to be UTF-8 by itself.
         self._restart(self._ids[-run.last_character() :])
-        run.start, run.cut = len(self._ids), True
+        run.start = len(self._ids)
         run.held.clear()
         return piece
 
     def _end_run(self) -> str:
         """Leave a run, if in one; return what is held of it and will not show up in the window."""
         run, self._run = self._run, None
-        if run is not None and run.cut and not run.between_characters:
+        if run is not None and not run.between_characters:
             return self._give_up(run)
         return ""
 

@@ -277,9 +277,8 @@ class Scheduler:
         sequence.admissions += 1
         if sequence.admissions == 1:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
-        if len(run) == sequence.resident_blocks:  # else a collision keeps its blocks private
-            for name in sequence.hashes[len(run) :]:
-                self._writing.setdefault(name, sequence)
+        for name in sequence.hashes[len(run) :]:
+            self._writing.setdefault(name, sequence)
         self._running[sequence.request_id] = sequence
         return _cut(sequence, budget, write_from=found)
 

@@ -33,6 +33,10 @@ class Drawn:
     top: Sequence[tuple[int, float]] = ()
 
 
+STALL_S = 0.002
+"""How often a scheduler that has work and no blocks for it is asked again."""
+
+
 class Plant(Protocol):
     """Whatever computes a batch: the model, or a stand-in that measures everything around it."""
 
@@ -128,6 +132,7 @@ class Engine:
         self._arrivals = itertools.count()
         self._out = _Outbox()
         self._epoch = ""
+        self._stalled = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.failure: BaseException | None = None
 
@@ -164,13 +169,17 @@ class Engine:
 
     def _take_commands(self) -> bool:
         """Carry out what is queued; wait for the first only when idle. False on Stop."""
-        block = self._scheduler.idle
+        wait_s: float | None = 0.0
+        if self._scheduler.idle:
+            wait_s = None
+        elif self._stalled:
+            wait_s = STALL_S
         while True:
             try:
-                command = self._commands.get(block=block)
+                command = self._commands.get(block=wait_s != 0.0, timeout=wait_s)
             except queue.Empty:
                 return True
-            block = False
+            wait_s = 0.0
             match command:
                 case Add(dispatch):
                     self._add(dispatch)
@@ -190,20 +199,25 @@ class Engine:
         if dispatch.id in self._answers:
             return  # delivered twice after a lost connection
         payload = dispatch.payload
-        self._answers[dispatch.id] = Answer(dispatch, self._vocabulary)
-        self._scheduler.add(
-            Progress(
-                request_id=dispatch.id,
-                attempt=dispatch.attempt,
-                prompt_tokens=payload.prompt_tokens,
-                tokens=list(dispatch.tokens),
-                sampling=payload.sampling,
-                priority=payload.priority,
-                arrival=next(self._arrivals),
-                deadline_ms=payload.deadline_ms,
-                root=self._root(payload.salt),
-            )
+        answer = Answer(dispatch, self._vocabulary)
+        sequence = Progress(
+            request_id=dispatch.id,
+            attempt=dispatch.attempt,
+            prompt_tokens=payload.prompt_tokens,
+            tokens=list(dispatch.tokens),
+            sampling=payload.sampling,
+            priority=payload.priority,
+            arrival=next(self._arrivals),
+            deadline_ms=payload.deadline_ms,
+            root=self._root(payload.salt),
         )
+        try:
+            self._scheduler.add(sequence)
+        except ValueError as error:
+            # One request that cannot run must not end those that do.
+            self._refuse(answer, sequence, f"this worker cannot run it: {error}")
+            return
+        self._answers[dispatch.id] = answer
         if payload.deadline_ms:
             heapq.heappush(self._deadlines, (payload.deadline_ms, dispatch.id, dispatch.attempt))
         self._out.admitted.append(f"{dispatch.id}.{dispatch.attempt}")
@@ -220,6 +234,12 @@ class Engine:
         state = "cancelled" if code == "cancelled" else "failed"
         self._out.ended.append(self._ended(answer, sequence, state, code, emitted))
 
+    def _refuse(self, answer: Answer, sequence: Progress, message: str) -> None:
+        emitted = sequence.output_tokens
+        client = answer.dispatch.payload.client
+        self._out.outputs.append((client, answer.failed(emitted, "worker_failed", message)))
+        self._out.ended.append(self._ended(answer, sequence, "failed", "worker_failed", emitted))
+
     def _expire(self) -> None:
         if not self._deadlines:
             return
@@ -232,8 +252,9 @@ class Engine:
 
     def _step(self) -> None:
         batch = self._scheduler.schedule(time.monotonic())
-        if not batch.decodes and not batch.prefills:
-            return
+        self._stalled = not batch.rows
+        if self._stalled:
+            return  # somebody else holds the blocks it needs
         drawn = self._plant.run(batch)
         tokens = [one.token for one in drawn]
         results = self._scheduler.complete(batch, tokens, time.monotonic())
