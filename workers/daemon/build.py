@@ -36,8 +36,7 @@ def build_equipment(
     )
     plant, loaded = build_plant(
         PlantConfig(
-            model=config.model,
-            cache=config.cache,
+            folder=folder,
             device=config.device,
             dtype=dtype,
             block_size=pool.block_size,

@@ -215,7 +215,7 @@ class Engine:
             self._scheduler.add(sequence)
         except ValueError as error:
             # One request that cannot run must not end those that do.
-            self._refuse(answer, sequence, f"this worker cannot run it: {error}")
+            self._fail(answer, sequence, "worker_failed", f"this worker cannot run it: {error}")
             return
         self._answers[dispatch.id] = answer
         if payload.deadline_ms:
@@ -226,19 +226,16 @@ class Engine:
         """End a request early; without a code nobody is told."""
         answer = self._answers.pop(request_id, None)
         sequence = self._scheduler.abort(request_id)
-        if answer is None or sequence is None or not code:
-            return
+        if answer is not None and sequence is not None and code:
+            self._fail(answer, sequence, code, message)
+
+    def _fail(self, answer: Answer, sequence: Progress, code: str, message: str) -> None:
+        """Tell the asker and the pool that a request ended with an error."""
         emitted = sequence.output_tokens
         client = answer.dispatch.payload.client
         self._out.outputs.append((client, answer.failed(emitted, code, message)))
         state = "cancelled" if code == "cancelled" else "failed"
         self._out.ended.append(self._ended(answer, sequence, state, code, emitted))
-
-    def _refuse(self, answer: Answer, sequence: Progress, message: str) -> None:
-        emitted = sequence.output_tokens
-        client = answer.dispatch.payload.client
-        self._out.outputs.append((client, answer.failed(emitted, "worker_failed", message)))
-        self._out.ended.append(self._ended(answer, sequence, "failed", "worker_failed", emitted))
 
     def _expire(self) -> None:
         if not self._deadlines:

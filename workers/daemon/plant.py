@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -13,7 +12,6 @@ from workers.core.schedule import Batch
 from workers.daemon.engine import Drawn
 from workers.model.batch import Row
 from workers.model.kv import KVPool
-from workers.model.prepare import prepare
 from workers.model.runner import ModelRunner
 from workers.model.sample import SamplingRow
 from workers.model.size import require_blocks
@@ -27,8 +25,7 @@ Progress = Callable[[str, int, int], None]
 class PlantConfig:
     """How to load a model and how much K/V it gets; sizes in blocks of `block_size` tokens."""
 
-    model: str
-    cache: Path
+    folder: ModelFolder
     device: str
     dtype: str
     block_size: int
@@ -69,19 +66,13 @@ class ModelPlant:
         ]
 
 
-def prepare_model(name: str, cache: Path, progress: Progress) -> ModelFolder:
-    """Convert or fetch a model once; ConfigError says what to do if it cannot be had."""
-    return prepare(name, cache=cache, progress=progress)
-
-
 def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel]:
     """Load the model, lay out its pool, try one step.
 
     Raises: ConfigError: no such model, not one that can be served, or too few blocks for it.
     """
     torch.set_num_threads(config.threads)
-    folder = prepare(config.model, cache=config.cache, progress=progress)
-    loaded = load(folder, dtype=config.dtype, device=config.device, progress=progress)
+    loaded = load(config.folder, dtype=config.dtype, device=config.device, progress=progress)
     pool = KVPool(
         num_blocks=config.blocks,
         block_size=config.block_size,
