@@ -22,7 +22,7 @@ from lmpoold.protocol.errors import ConfigError
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
-from lmpoold.shell.steady import is_lost, pause, stop_on_signals
+from lmpoold.shell.steady import is_lost, pause, settle_heap, stop_on_signals
 from lmpoold.store.connect import CALL_TIMEOUT_S, check_server, describe, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
@@ -104,6 +104,7 @@ async def serve(config: DaemonConfig) -> None:
     inbox = Inbox(reads, keys.ingress, INGRESS_GROUP, name)
     try:
         version = await _set_up(store, identity, config.constants, stop)
+        settle_heap()
         async with asyncio.TaskGroup() as loops:
             loops.create_task(Ingress(store, inbox, reader).run(stop), name="ingress")
             loops.create_task(Parked(store, blocking, reader).run(stop), name="parked")

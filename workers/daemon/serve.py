@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from lmpoold.protocol.errors import ConfigError, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
-from lmpoold.shell.steady import steadily, stop_on_signals
+from lmpoold.shell.steady import settle_heap, steadily, stop_on_signals
 from lmpoold.store.connect import CALL_TIMEOUT_S, check_server, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
@@ -103,6 +103,7 @@ class _Worker:
         engine = await self._engine()
         epoch = await self._claim("")
         await boot.done()
+        settle_heap()
         engine.start()
         try:
             while not self._stop.is_set():
