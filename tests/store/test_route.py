@@ -253,6 +253,35 @@ async def test_two_daemons_that_read_the_same_entries_dispatch_each_once(pool):
     assert sorted(sent) == sorted(call.id for call in calls)
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_of_a_batch_only_what_another_daemon_took_is_left_out(pool, forgotten):
+    await pool.join(0)
+    calls = [pool.call(f"q{i}", [i] * 5, await pool.send(prompt="x")) for i in range(4)]
+    await pool.store.route([calls[1], calls[3]])
+    if forgotten:
+        await pool.store.redis.delete(*(pool.store.keys.request(name) for name in ("q1", "q3")))
+    outcomes = [one.outcome for one in await pool.store.route(calls)]
+    assert outcomes == ["routed", "dup", "routed", "dup"]
+    assert sorted(message.id for message in await pool.inbox(0)) == ["q0", "q1", "q2", "q3"]
+
+
+async def test_an_entry_that_its_producer_trimmed_is_served_beside_one_that_was_taken(pool):
+    await pool.join(0)
+    calls = [pool.call(f"q{i}", [i] * 5, await pool.send(prompt="x")) for i in range(2)]
+    await pool.store.route([calls[1]])
+    await pool.store.redis.xtrim(pool.store.keys.ingress, maxlen=0, approximate=False)
+    assert [one.outcome for one in await pool.store.route(calls)] == ["routed", "dup"]
+
+
+async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
+    prompt = list(range(32))
+    for rank, held in ((0, 32), (1, 20)):
+        await pool.join(rank)
+        await pool.report(rank, puts=pages_of(prompt[:held]))
+    await pool.ask("a", prompt)
+    assert (await pool.record("a"))["terms"] == "0 8 1 32 0 0 1 ok;1 7 2 32 0 0 4 worse"
+
+
 async def test_an_id_sent_twice_is_dispatched_once(pool):
     await pool.join(0)
     await pool.ask("a", PROMPT)
@@ -341,8 +370,7 @@ async def test_the_record_says_where_and_why(pool):
         "deadline": str(2**42),
         "entry": dispatch.entry,
         "reason": "no_prefix_hit",
-        "c0": "0 0 5 32 0 0 16 ok",
-        "c1": "0 0 5 1 0 0 24 full",
+        "terms": "0 0 5 32 0 0 16 ok;1 0 5 1 0 0 24 full",
     }
 
 
