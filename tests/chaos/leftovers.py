@@ -114,7 +114,9 @@ def judge_idle(picture: Picture, *, ranks: int, most_consumers: int) -> list[str
         wrong.append("the function library is gone")
     for rank in sorted(picture.pages_before.keys() | picture.pages_after.keys()):
         before, after = picture.pages_before.get(rank, {}), picture.pages_after.get(rank, {})
-        differ = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        differ = {
+            name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+        }
         if differ:
             wrong.append(
                 f"rank {rank}: {len(differ)} of {len(after)} pages are not the worker's own, "

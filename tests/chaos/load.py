@@ -99,6 +99,7 @@ class Askers:
         async with asyncio.timeout(120):
             for asking in askings:
                 await self._ended[asking.id].wait()
+        self.ended_s.clear()
         return {asking.template.number: self.outputs.pop(asking.id) for asking in askings}
 
     async def wait(self, askings: Sequence[Asking], within_s: float) -> None:

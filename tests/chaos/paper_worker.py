@@ -54,7 +54,7 @@ class PaperPlant:
                 for place in range(length)
             ]
             word = f"{sequence.sampling.seed if sequence.sampling.temperature else ''}{read}"
-            drawn.append(Drawn(1 + xxhash.xxh3_64_intdigest(word) % LETTERS))
+            drawn.append(Drawn(1 + xxhash.xxh3_64_intdigest(word.encode()) % LETTERS))
         time.sleep(self._step_s)
         return drawn
 

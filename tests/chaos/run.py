@@ -142,9 +142,7 @@ async def _run(plan, say, cast, redis, askers) -> Outcome:
     )
 
 
-def _expected(
-    outputs: dict[int, list[Output]], templates: list[Template]
-) -> dict[int, Expected]:
+def _expected(outputs: dict[int, list[Output]], templates: list[Template]) -> dict[int, Expected]:
     greedy = {template.number: not template.temperature for template in templates}
     return {
         number: Expected(

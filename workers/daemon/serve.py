@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from lmpoold.protocol.errors import ConfigError, Stale
 from lmpoold.protocol.hashing import domain_root
-from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
+from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import steadily, stop_on_signals
 from lmpoold.store.connect import check_server, open_redis
 from lmpoold.store.scripts import PoolStore
@@ -171,7 +171,7 @@ class _Worker:
         keys, rank = self._store.keys, self._config.rank
         inbox = WorkerInbox(
             self._store,
-            Inbox(self._blocking, keys.worker(rank), WORKER_GROUP, epoch),
+            Inbox(self._blocking, keys.worker(rank), epoch, epoch),
             engine.tell,
             rank=rank,
             epoch=epoch,

@@ -55,7 +55,7 @@ local function reap(a)
     local rank, c = flat[i], parse_row(flat[i + 1])
     if c.state == 'down' then
       if call('XLEN', P .. 'w:' .. rank) > 0 then
-        out[#out + 1] = 'moved ' .. rank .. ' ' .. requeue(rank, most)
+        out[#out + 1] = 'moved ' .. rank .. ' ' .. requeue(rank, c.epoch, most)
       end
     elseif call('GET', rank_key(rank, 'alive')) ~= c.epoch then
       out[#out + 1] = 'down ' .. rank

@@ -48,8 +48,11 @@ local function rank_up(a)
   empty(rank, c)
   c.state, c.free = 'up', total
   call('HSET', rank_key(rank, 'pages'), '_', PAGES_FORMAT)
-  while requeue(rank, 1000) > 0 do end
-  pcall(call, 'XGROUP', 'CREATE', P .. 'w:' .. rank, 'w', '0', 'MKSTREAM')
+  while requeue(rank, c.epoch, 1000) > 0 do end
+  -- With the stream go the groups of earlier epochs: what a zombie waits for there ends with an
+  -- error, and it can take no entry away from this epoch.
+  call('UNLINK', P .. 'w:' .. rank)
+  call('XGROUP', 'CREATE', P .. 'w:' .. rank, c.epoch, '0', 'MKSTREAM')
   for i = 6, 4 + 2 * pairs_n, 2 do
     if a[i] == 'weights' then call('HSET', P .. 'cfg', 'weights', a[i + 1]) end
   end

@@ -6,7 +6,7 @@ Holds    A request leaves the dead rank's stream and enters `parked` in one call
          its emitted tokens stay in `emitted:<id>`, so the next worker goes on where this one was.
 ]]
 -- Move up to `most` requests of a rank whose worker is gone to `parked`; returns how many entries remain.
-local function requeue(rank, most)
+local function requeue(rank, epoch, most)
   local stream = P .. 'w:' .. rank
   local entries = call('XRANGE', stream, '-', '+', 'COUNT', most)
   for _, entry in ipairs(entries) do
@@ -22,7 +22,7 @@ local function requeue(rank, most)
         call('HSET', key, 'state', 'parked', 'attempt', tonumber(f.attempt) + 1)
       end
     end
-    pcall(call, 'XACK', stream, 'w', entry[1])
+    pcall(call, 'XACK', stream, epoch, entry[1])
     call('XDEL', stream, entry[1])
   end
   if #entries > 0 and call('LLEN', P .. 'wake') == 0 then
@@ -45,5 +45,5 @@ local function take_down(rank, c, most)
     call('UNLINK', rank_key(rank, 'alive'))
     write_row(rank, c)
   end
-  return requeue(rank, most)
+  return requeue(rank, c.epoch, most)
 end
