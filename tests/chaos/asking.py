@@ -73,7 +73,7 @@ def plan_templates(seed: int, *, prefixes: int = 6, each: int = 8) -> list[Templ
 def plan_askings(
     seed: int, templates: list[Template], *, seconds: float, per_s: float, clients: int
 ) -> list[Asking]:
-    """Return the askings of a run in order of time: Poisson arrivals, some in bursts of siblings."""
+    """Return the askings of a run in order of time: Poisson, some in bursts of siblings."""
     draw = random.Random(seed)
     askings: list[Asking] = []
     at_s = 0.0

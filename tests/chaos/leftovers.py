@@ -98,7 +98,8 @@ def judge_idle(picture: Picture, *, ranks: int, most_consumers: int) -> list[str
             wrong.append(f"rank {row.rank} counts load {loads}")
         if row.state == "up" and row.free + row.reclaimable != row.blocks:
             wrong.append(
-                f"rank {row.rank}: {row.free} free and {row.reclaimable} reclaimable of {row.blocks}"
+                f"rank {row.rank}: {row.free} blocks free and {row.reclaimable} reclaimable "
+                f"of {row.blocks}"
             )
     for name, (entries, pending) in picture.streams.items():
         if entries or pending:

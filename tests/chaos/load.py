@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from lmpoold.client import PoolClient
@@ -105,7 +104,7 @@ class Askers:
     async def wait(self, askings: Sequence[Asking], within_s: float) -> None:
         """Wait until all have ended, or the time is over."""
         waiting = [asyncio.create_task(self._ended[asking.id].wait()) for asking in askings]
-        done, left = await asyncio.wait(waiting, timeout=within_s)
+        _, left = await asyncio.wait(waiting, timeout=within_s)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -167,7 +166,7 @@ class Askers:
         except RequestFailed as error:
             row = Output(asking.id, len(self.told[asking.id]), error="error", code=error.code)
             self.told[asking.id].append(row)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is written down)
             self.asked_s.setdefault(asking.id, time.monotonic())
             self.broken.append(f"{asking.id}: {type(error).__name__}: {error}")
 

@@ -86,7 +86,7 @@ class Link:
         self._open.clear()
 
     def hole(self) -> None:
-        """Deliver nothing on today's connections ever again, without closing them; new ones work."""
+        """Deliver nothing on today's connections ever again, closing none; new ones work."""
         self._dead |= set(self._flows)
 
     def slow(self, delay_s: float) -> None:

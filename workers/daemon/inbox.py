@@ -89,7 +89,7 @@ class WorkerInbox:
         await self._acknowledge()
 
     async def _acknowledge(self) -> None:
-        """Take entries that are dealt with off the stream; those of a lost call stay to be taken."""
+        """Take entries that are dealt with off the stream; after a lost call, again."""
         if not self._done:
             return
         stream, done = self._store.keys.worker(self._rank), self._done

@@ -26,7 +26,7 @@ from workers.daemon.engine import Engine, Plant, Reset, Stop
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
-from workers.daemon.reporter import Reporter
+from workers.daemon.reporter import EngineFailed, Reporter
 from workers.daemon.settings import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ class _Worker:
         epoch = await self._claim("")
         await boot.done()
         engine.start()
+        failed = False
         try:
             while not self._stop.is_set():
                 self._reporter.restart(epoch)
@@ -112,11 +113,14 @@ class _Worker:
                 log.warning("fenced; joining again", extra={"rank": self._config.rank})
                 engine.tell(Reset("", forget=True))
                 epoch = await self._claim(epoch)
+        except EngineFailed:
+            failed = True
+            raise
         finally:
             engine.tell(Stop())
             if not await asyncio.to_thread(engine.join, STOP_TIMEOUT_S):
                 log.warning("the engine is still in a step; leaving it")
-            await self._leave(epoch)
+            await self._leave(epoch, failed=failed)
 
     async def _engine(self) -> Engine:
         seconds, microseconds = await self._store.redis.time()
@@ -202,10 +206,10 @@ class _Worker:
             await asyncio.gather(*loops, return_exceptions=True)
             await asyncio.to_thread(beat.stop)
 
-    async def _leave(self, epoch: str) -> None:
+    async def _leave(self, epoch: str, *, failed: bool) -> None:
         """Give the rank back; without a server the lease lapses and the reaper does it."""
         try:
-            await self._store.rank_down(self._config.rank, epoch)
+            await self._store.rank_down(self._config.rank, epoch, failed=failed)
         except (RedisError, OSError, Stale) as error:
             log.warning("left without a word", extra={"why": str(error)})
             return
