@@ -30,7 +30,7 @@ def open_redis(
 
     Args:
         url: as redis-py reads it; `rediss://` for TLS, with `ssl_ca_certs` and the like as query.
-        blocking: for callers of XREAD, BLPOP and the like with a block of `LONGEST_BLOCK_S` or less.
+        blocking: for callers of XREAD, BLPOP and the like that block `LONGEST_BLOCK_S` at most.
         unbounded: for callers that may wait for ever: no read timeout at all.
         max_connections: of the pool.
     Raises: ConfigError: the URL cannot be read.

@@ -6,7 +6,7 @@ Pure: it judges what a run has written down.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmpoold.protocol.messages import Output
@@ -105,33 +105,41 @@ def _judge_one(
     if missing:
         verdict.missing_tokens += missing
         case(f"{missing} tokens missing, indices {indices}")
+    differs: list[str] = []
     if not repeated and indices != sorted(indices):
-        verdict.unequal += 1
-        case(f"tokens out of order, indices {indices}")
+        differs.append(f"tokens out of order, indices {indices}")
     told = {row.index: row.token for row in rows if row.token is not None}
     wrong = [i for i, token in told.items() if token != dict(enumerate(expected.tokens)).get(i)]
     if wrong:
-        verdict.unequal += 1
-        case(f"another token than undisturbed at {wrong[0]} of {len(told)}")
+        differs.append(f"another token than undisturbed at {wrong[0]} of {len(told)}")
     text = "".join(row.text for row in rows)
-    if not (wrong or repeated or missing) and not expected.text.startswith(text):
+    whole = bool(ends and ends[0].finish_reason)
+    if not (repeated or missing) and (
+        text != expected.text if whole else not expected.text.startswith(text)
+    ):
+        differs.append(f"another text than undisturbed: {text[:80]!r} for {expected.text[:80]!r}")
+    if whole:
+        count, usage = len(expected.tokens), ends[0].usage
+        if ends[0].index != count - 1:
+            differs.append(f"ended by {ends[0].finish_reason} at {ends[0].index} of {count} tokens")
+        elif usage is None or usage.completion_tokens != count:
+            differs.append(f"{usage} for {count} tokens")
+    if differs:
         verdict.unequal += 1
-        case(f"another text than undisturbed: {text[:80]!r} for {expected.text[:80]!r}")
+        case("; ".join(differs))
     if ends:
-        _judge_end(verdict, asking, ends[0], rows, expected, cancelled, case)
+        _count_end(verdict, asking, ends[0], cancelled, case)
 
 
-def _judge_end(verdict, asking, end, rows, expected, cancelled, case) -> None:
+def _count_end(
+    verdict: Verdict,
+    asking: Asking,
+    end: Output,
+    cancelled: frozenset[str],
+    case: Callable[[str], None],
+) -> None:
     if end.finish_reason:
         verdict.answered += 1
-        whole = end.index == len(expected.tokens) - 1
-        text = "".join(row.text for row in rows)
-        if not whole or (len(rows) == len(expected.tokens) and text != expected.text):
-            verdict.unequal += 1
-            case(f"ended by {end.finish_reason} at {end.index} of {len(expected.tokens)} tokens")
-        elif end.usage is None or end.usage.completion_tokens != len(expected.tokens):
-            verdict.unequal += 1
-            case(f"usage {end.usage} for {len(expected.tokens)} tokens")
     elif end.code == "cancelled" and asking.id in cancelled:
         verdict.cancelled += 1
     elif end.code == "deadline_exceeded" and asking.deadline_ms:

@@ -120,7 +120,7 @@ def judge_idle(picture: Picture, *, ranks: int, most_consumers: int) -> list[str
         }
         if differ:
             wrong.append(
-                f"rank {rank}: {len(differ)} of {len(after)} pages are not the worker's own, "
+                f"rank {rank}: {len(differ)} pages are not the worker's own ({len(after)}), "
                 f"say {min(differ)}: {before.get(min(differ))} for {after.get(min(differ))}"
             )
     return wrong
