@@ -23,7 +23,7 @@ from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.shell.steady import is_lost, pause, settle_heap, stop_on_signals
-from lmpoold.store.connect import CALL_TIMEOUT_S, check_server, describe, open_redis
+from lmpoold.store.connect import check_server, describe, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
@@ -98,7 +98,7 @@ async def serve(config: DaemonConfig) -> None:
     )
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)
-    calls, reads = Lane(redis, timeout_s=CALL_TIMEOUT_S), Lane(blocking, timeout_s=None)
+    calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, keys, calls)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     inbox = Inbox(reads, keys.ingress, INGRESS_GROUP, name)

@@ -28,7 +28,9 @@ LOST = (ServerLost, ServerSlow, ReadOnlyError, OSError)
 def is_lost(error: BaseException) -> bool:
     """Whether an error says that the server is away for a while, or has forgotten a group."""
     if isinstance(error, ResponseError):
-        return str(error).startswith(("LOADING", "NOGROUP", "MASTERDOWN", "CLUSTERDOWN"))
+        return str(error).startswith(
+            ("LOADING", "NOGROUP", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
+        )
     return isinstance(error, LOST)
 
 

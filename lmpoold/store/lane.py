@@ -19,22 +19,27 @@ from redis.asyncio import connection as links
 from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import TimeoutError as ServerSlow
 
+from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
+
 _parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
 
 
 class Lane(asyncio.Protocol):
     """A connection to the server of `redis`, opened by the first call and after each loss."""
 
-    def __init__(self, redis: Redis, *, timeout_s: float | None) -> None:
+    def __init__(self, redis: Redis, *, blocking: bool = False, timeout_s: float = 0.0) -> None:
         """Use the server, credentials and TLS settings of `redis`.
 
         Args:
             redis: gives the connection; other connections are used as they are, through it.
+            blocking: for callers that block `LONGEST_BLOCK_S` at most: cancelling such a call
+                closes the connection, which is busy with it.
             timeout_s: a call without a reply for so long ends every call on the connection with a
-                timeout; None for calls that block on purpose: then cancelling one closes it.
+                timeout; 0 for `CALL_TIMEOUT_S`, and the block on top.
         """
         self._redis = redis
-        self._timeout_s = timeout_s
+        self._blocking = blocking
+        self._timeout_s = timeout_s or CALL_TIMEOUT_S + (LONGEST_BLOCK_S if blocking else 0.0)
         self._connection: Any = None
         self._transport: asyncio.WriteTransport | None = None
         self._reader = hiredis.Reader()
@@ -59,15 +64,15 @@ class Lane(asyncio.Protocol):
         reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append((loop.time(), reply))
         transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
-        if self._timeout_s is None:
-            try:
-                return await reply
-            except asyncio.CancelledError:
-                self._drop(ServerLost("the call was cancelled"))
-                raise
         if self._watch is None:
             self._watch = loop.call_later(self._timeout_s, self._check)
-        return await reply
+        if not self._blocking:
+            return await reply
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self._drop(ServerLost("the call was cancelled"))
+            raise
 
     async def close(self) -> None:
         """Close the connection; calls in flight end with ConnectionError. A later call reopens."""
@@ -126,7 +131,6 @@ class Lane(asyncio.Protocol):
         self._watch = None
         if not self._waiting:
             return
-        assert self._timeout_s is not None
         loop = asyncio.get_running_loop()
         left_s = self._waiting[0][0] + self._timeout_s - loop.time()
         if left_s <= 0:

@@ -167,7 +167,9 @@ class Pool:
     async def deliver(self, rank: int) -> list[Dispatch | Cancel]:
         """What a worker reads now that it had not read before."""
         stream = self.store.keys.worker(rank)
-        reply = await self.store.redis.xreadgroup("w", "w0", {stream: ">"}, count=1000)
+        reply = await self.store.redis.xreadgroup(
+            self.epochs[rank], "w0", {stream: ">"}, count=1000
+        )
         entries = reply[0][1] if reply else []
         return [read_worker_message(entry.decode(), values) for entry, values in entries]
 
