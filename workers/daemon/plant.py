@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lmpoold.text.folder import ModelFolder
-from workers.core.schedule import Batch
-from workers.daemon.engine import Drawn
+from workers.core.batch import Batch, Sampled
 from workers.model.batch import Row
 from workers.model.kv import KVPool
-from workers.model.runner import ModelRunner
+from workers.model.runner import InFlight, ModelRunner, Runner
 from workers.model.sample import SamplingRow
 from workers.model.size import require_blocks
 from workers.model.torch_backend import TorchBackend
 from workers.model.weights import LoadedModel, load
 
 Progress = Callable[[str, int, int], None]
+UNKNOWN = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,33 +38,34 @@ class PlantConfig:
 class ModelPlant:
     """A model on its paged pool. Built anywhere, then used by the engine's thread alone."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         """Run `runner`."""
         self._runner = runner
+        self._under_way: deque[InFlight] = deque()
 
-    def run(self, batch: Batch) -> list[Drawn]:
-        """Compute a batch and draw a token for each chunk that samples."""
+    def launch(self, batch: Batch) -> None:
+        """Start to compute a batch, and to draw a token for each chunk that samples."""
         rows, sampling = [], []
-        for chunk in (*batch.decodes, *batch.prefills):
-            sequence = chunk.sequence
+        for chunk in batch.rows:
+            sequence, start, after = chunk.sequence, chunk.start, chunk.after
+            known = sequence.tokens[start : start + chunk.length]
             rows.append(
                 Row(
-                    tokens=sequence.tokens[chunk.start : chunk.start + chunk.length],
-                    start=chunk.start,
+                    tokens=known if after is None else UNKNOWN,
+                    start=start,
                     block_table=sequence.block_table,
                     write_from=chunk.write_from,
                     samples=chunk.samples,
+                    after=after,
                 )
             )
             if chunk.samples:
-                sampling.append(
-                    SamplingRow(sampling=sequence.sampling, index=sequence.output_tokens)
-                )
-        sampled = self._runner.run(rows, sampling)
-        return [
-            Drawn(token) if logprobs is None else Drawn(token, logprobs.chosen, logprobs.top)
-            for token, logprobs in zip(sampled.tokens, sampled.logprobs, strict=True)
-        ]
+                sampling.append(SamplingRow(sampling=sequence.sampling, index=chunk.output_index))
+        self._under_way.append(self._runner.launch(rows, sampling))
+
+    def collect(self) -> Sampled:
+        """Return what the oldest batch launched and not collected drew, waiting for it."""
+        return self._under_way.popleft().result()
 
 
 def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel]:
