@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workers.core.sequence import FinishReason, Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):  # one a token: a tuple is made in half the time of a frozen dataclass
     """One row of a batch: compute `sequence.tokens[start : start + length]`.
 
     The row samples a token when it ends with the newest one. Tokens at positions below `write_from`
@@ -76,8 +76,7 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """One emitted token.
 
     Attributes:
@@ -87,6 +86,6 @@ class StepResult:
 
     sequence: Sequence
     token: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     at: int
     finish_reason: FinishReason | None

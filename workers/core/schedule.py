@@ -201,17 +201,22 @@ class Scheduler:
             self._under_way.land(batch, now_s)
         for chunk in batch.prefills:
             if not chunk.samples and self._is_running(chunk.sequence):
-                self._advance(chunk)
+                self._advance(chunk.sequence, chunk.start + chunk.length)
         results: list[StepResult] = []
+        running, stop_ids = self._running, self.stop_ids
         for at, (chunk, token) in enumerate(zip(samples, sampled, strict=True)):
             sequence = chunk.sequence
-            if not self._is_running(sequence):
+            if running.get(sequence.request_id) is not sequence:
                 continue
-            self._advance(chunk)
+            length = chunk.start + chunk.length
+            self._advance(sequence, length)
             sequence.promised -= 1
             sequence.tokens.append(token)
-            reason = finish_reason(sequence, self.stop_ids, self.max_model_len)
-            results.append(StepResult(sequence, token, sequence.output_tokens - 1, at, reason))
+            reason = None
+            if token in stop_ids or length + 1 >= sequence.limit:
+                reason = finish_reason(sequence, stop_ids, self.max_model_len)
+            index = length - sequence.prompt_tokens
+            results.append(StepResult(sequence, token, index, at, reason))
             if reason is not None:
                 del self._by_id[sequence.request_id]
                 self._stop_running(sequence)
@@ -227,9 +232,11 @@ class Scheduler:
         """
         waiting, growth, missing, outputs = self._waiting, 0, 0, 0
         for sequence in self._running.values():
+            known = len(sequence.tokens)
             growth += self._grows(sequence)
-            outputs += sequence.remaining
-            missing += 0 if sequence.decoding else sequence.missing
+            outputs += sequence.limit - known
+            lacks = known - sequence.computed
+            missing += lacks if lacks > 1 else 0  # one is what decoding always lacks
         free = self.pool.free - waiting.missing_blocks - growth
         return Counts(
             free=max(0, free),
@@ -311,10 +318,9 @@ class Scheduler:
         self._running[sequence.request_id] = sequence
         return _cut(sequence, budget, write_from=found)
 
-    def _advance(self, chunk: Chunk) -> None:
-        sequence = chunk.sequence
-        sequence.computed = chunk.start + chunk.length
-        if sequence.published < sequence.computed // self.pool.block_size:
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        sequence.computed = computed
+        if sequence.published < computed // self.pool.block_size:
             self._publish(sequence)
 
     def _publish(self, sequence: Sequence) -> None:

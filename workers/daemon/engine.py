@@ -261,27 +261,21 @@ class Engine:
 
     def _take_in(self, batch: Batch, sampled: Sampled) -> None:
         results = self._scheduler.complete(batch, sampled.tokens, time.monotonic())
-        for result in results:
-            sequence = result.sequence
+        outputs = self._out.outputs
+        for sequence, token, index, at, reason in results:
             answer = self._answers[sequence.request_id]
-            asked = sampled.logprobs[result.at]
+            asked = sampled.logprobs[at]
             logprobs = ""
             if asked is not None:
                 logprobs = logprobs_text(asked.chosen, asked.top, self._vocabulary.decode)
-            output = answer.next(
-                result.token,
-                result.index,
-                finish_reason=result.finish_reason or "",
-                logprobs=logprobs,
-                cached_tokens=sequence.cached_tokens,
-            )
-            self._out.outputs.append((answer.dispatch.payload.client, output))
-            if output.ends:
-                if result.finish_reason is None:
+            output = answer.next(token, index, reason or "", logprobs, sequence.cached_tokens)
+            outputs.append((answer.client, output))
+            if output.finish_reason:
+                if reason is None:
                     self._scheduler.stop(sequence.request_id)
                 del self._answers[sequence.request_id]
                 self._out.ended.append(
-                    self._ended(answer, sequence, "done", output.finish_reason, result.index + 1)
+                    self._ended(answer, sequence, "done", output.finish_reason, index + 1)
                 )
 
     def _ended(
