@@ -46,7 +46,7 @@ def draw(request):
             sampler.point[: len(rows)] = torch.tensor(points, dtype=torch.float64)
         if request.param == "torch" or sampler.device.type == "cuda":
             return sampler.draw(logits.to(sampler.device)).tolist()
-        from workers.model.sample_launch import Kernels
+        from workers.model.triton.draw import Kernels
 
         kernels = Kernels(sampler.vocab, sampler.max_rows, sampler.device, sampler)
         return kernels.draw(logits).tolist()

@@ -43,7 +43,10 @@ class DeviceSampler:
         cuda = self.device.type == "cuda"
         words = 6 * max_rows  # scale, top_k, top_p, low: 32 bits each; point: 64
         self._host = [torch.zeros(words, dtype=torch.int32, pin_memory=cuda) for _ in range(_RING)]
-        self._copied = [torch.cuda.Event() if cuda else None for _ in range(_RING)]
+        self._copied = [
+            torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+            for _ in range(_RING)
+        ]
         self._turn = 0
         on_device = torch.zeros(words, dtype=torch.int32, device=self.device)
         self._on_device = on_device
@@ -53,7 +56,7 @@ class DeviceSampler:
         )
         self.point = on_device[4 * max_rows :].view(torch.float64)
         if cuda:
-            from workers.model.sample_launch import Kernels
+            from workers.model.triton.draw import Kernels
 
             self._kernels = Kernels(vocab, max_rows, self.device, self)
 

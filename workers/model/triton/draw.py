@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from workers.model.sample_kernels import (
+from workers.model.triton.sample import (
     CHUNK,
     PASSES,
     STEP_BITS,
@@ -27,7 +27,7 @@ from workers.model.sample_kernels import (
 
 
 class Parameters(Protocol):
-    """How each row is drawn, `[max_rows]` each; see `sample_kernels`."""
+    """How each row is drawn, `[max_rows]` each; see `workers.model.triton.sample`."""
 
     scale: Tensor
     top_k: Tensor
@@ -80,7 +80,7 @@ class Kernels:
 
     def _capture(self, max_rows: int) -> None:
         sizes = [2**power for power in range(max_rows.bit_length()) if 2**power < max_rows]
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for size in (*sizes, max_rows):
