@@ -50,7 +50,8 @@ def decode(ids: Sequence[int]) -> str:
 @click.option("--redis-url", required=True)
 @click.option("--rank", default=0)
 @click.option("--blocks", default=200_000)
-def main(redis_url: str, rank: int, blocks: int) -> None:
+@click.option("--lookahead", default=0)
+def main(redis_url: str, rank: int, blocks: int, lookahead: int) -> None:
     """Serve rank RANK without a model."""
     log_to_stderr("warning")
     folder = resolve(MODEL, cache=cache_root(os.environ))
@@ -75,6 +76,7 @@ def main(redis_url: str, rank: int, blocks: int) -> None:
         rank=rank,
         max_num_seqs=256,
         max_batched_tokens=65536,
+        lookahead=lookahead,
     )
     uvloop.run(serve(config, build))
 

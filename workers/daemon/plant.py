@@ -1,4 +1,4 @@
-"""The model as the engine sees it: a batch in, tokens out. All of torch hides behind this door."""
+"""The model as the engine sees it: batches in, tokens out. All of torch hides behind this door."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ UNKNOWN = (0,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantConfig:
-    """How to load a model and how much K/V it gets; sizes in blocks of `block_size` tokens."""
+    """How to load a model and how much K/V it gets.
+
+    Attributes:
+        device: `cpu` or `cuda:<index>`.
+        block_size: tokens a block.
+        blocks: KV blocks; 0 lets a GPU's memory decide.
+        max_rows: most rows of a step.
+        max_tokens: most tokens of a step.
+        memory_share: of the GPU's memory that may be taken.
+        threads: on a CPU.
+    """
 
     folder: ModelFolder
     device: str
@@ -32,6 +42,9 @@ class PlantConfig:
     block_size: int
     blocks: int
     max_model_len: int
+    max_rows: int
+    max_tokens: int
+    memory_share: float
     threads: int
 
 
@@ -68,13 +81,35 @@ class ModelPlant:
         return self._under_way.popleft().result()
 
 
-def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel]:
+def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel, KVPool]:
     """Load the model, lay out its pool, try one step.
 
-    Raises: ConfigError: no such model, not one that can be served, or too few blocks for it.
+    Raises: ConfigError: no such model, not one that can be served, or memory does not hold it.
     """
     torch.set_num_threads(config.threads)
     loaded = load(config.folder, dtype=config.dtype, device=config.device, progress=progress)
+    runner, pool = (_on_cpu if config.device == "cpu" else _on_gpu)(config, loaded, progress)
+    return ModelPlant(runner), loaded, pool
+
+
+def _on_gpu(config: PlantConfig, loaded: LoadedModel, progress: Progress) -> tuple[Runner, KVPool]:
+    from workers.model.cuda_build import build_cuda_runner
+    from workers.model.device_sample import DeviceSampler
+
+    return build_cuda_runner(
+        loaded,
+        block_size=config.block_size,
+        blocks=config.blocks,
+        max_rows=config.max_rows,
+        max_tokens=config.max_tokens,
+        max_model_len=config.max_model_len,
+        make_sampler=DeviceSampler,
+        memory_share=config.memory_share,
+        progress=progress,
+    )
+
+
+def _on_cpu(config: PlantConfig, loaded: LoadedModel, progress: Progress) -> tuple[Runner, KVPool]:
     pool = KVPool(
         num_blocks=config.blocks,
         block_size=config.block_size,
@@ -88,4 +123,4 @@ def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, Lo
         block_size=config.block_size,
         max_model_len=config.max_model_len,
     )
-    return ModelPlant(ModelRunner(loaded, pool, TorchBackend())), loaded
+    return ModelRunner(loaded, pool, TorchBackend()), pool
