@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.request import Sampling
@@ -126,8 +126,7 @@ class Usage:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):  # one a token: a tuple is made in half the time of a frozen dataclass
     """One step of one request, as it stands on an output stream.
 
     Attributes:
@@ -141,7 +140,7 @@ class Output:
     """
 
     id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     token: int | None = None
     text: str = ""
     logprobs: str = ""
@@ -175,7 +174,7 @@ class Output:
 STEP = "step"
 """The one field of an entry that carries several outputs: a JSON list of their fields."""
 
-_OUTPUT_FIELDS = frozenset(field.name for field in fields(Output))
+_OUTPUT_FIELDS = frozenset(Output._fields)
 
 
 def write_outputs(outputs: Sequence[Output]) -> list[str]:
