@@ -137,6 +137,7 @@ class _Worker:
                 max_batched_tokens=self._config.max_batched_tokens,
                 max_model_len=self._pool.max_model_len,
                 stop_ids=equipment.stop_ids,
+                lookahead=self._config.lookahead or 0,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
