@@ -27,9 +27,7 @@ def opened(device, tmp_path):
 
     def open_model(name: str, dtype: str = "float32"):
         loaded = load(resolve(f"random:{name}", cache=tmp_path), dtype=dtype, device=device)
-        pool = KVPool(
-            8, loaded.geometry, block_size=16, dtype=loaded.dtype, device=loaded.device
-        )
+        pool = KVPool(8, loaded.geometry, block_size=16, dtype=loaded.dtype, device=loaded.device)
         return loaded, pool
 
     return open_model

@@ -104,7 +104,7 @@ class CudaRunner:
         self._sampler = sampler
         self._backend = TritonBackend(self._device)
         decoder.bind(pool)
-        tiles = max_tokens // TILE + max_rows
+        tiles = -(-max_tokens // TILE) + max_rows
         self._largest = self._layout(
             StepSize(tokens=max_tokens, rows=max_rows, decodes=max_rows, tiles=tiles)
         )
@@ -158,6 +158,8 @@ class CudaRunner:
             keep = captured.step.sample_at[:sampled]
             logits = self._decoder.head(captured.output.index_select(0, keep))
         else:
+            if not size.fits(self._largest.size):
+                raise ValueError(f"a step of {size} does not fit {self._largest.size}")
             layout = self._layout(size)
             self._send(layout, rows)
             step = layout.views(self._buffer)

@@ -49,7 +49,7 @@ class Capturer:
     def __init__(self, device: torch.device) -> None:
         """Prepare a stream to capture on."""
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Run a function once to compile what it launches, then capture it.

@@ -71,9 +71,7 @@ def measure_peak_bytes(decoder: Decoder, pool: KVPool, rows: list[Row]) -> int:
     """
     device = pool.data.device
     backend = TritonBackend(device)
-    step = build_step(
-        rows, block_size=pool.block_size, trash_block=pool.trash_block, device=device
-    )
+    step = build_step(rows, block_size=pool.block_size, trash_block=pool.trash_block, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)

@@ -32,7 +32,7 @@ class Staging:
             torch.zeros(numbers, dtype=torch.int32, pin_memory=True) for _ in range(TURNS)
         ]
         self._arrays = [tensor.numpy() for tensor in self._pinned]
-        self._copied = [torch.cuda.Event() for _ in range(TURNS)]
+        self._copied = [torch.cuda.Event() for _ in range(TURNS)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     @contextmanager
@@ -51,6 +51,6 @@ class Staging:
         """Copy tokens to pinned memory; they are there once the event has happened."""
         pinned = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=True)
         pinned.copy_(drawn, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return pinned, event
