@@ -111,7 +111,7 @@ class FusedLayer:
             eps=self._norms_eps,
         )
         width = self._heads * self._head_dim
-        q = qkv[:, :width].unflatten(1, (self._heads, self._head_dim))
+        q = qkv[:, :width].view(-1, self._heads, self._head_dim)
         attended = self._backend.read(q, self.kv, plan, self._scale)
         delta = linear(attended.view(-1, width), *self._o)
         both = linear(add_norm(delta, residual, *self._norm_after), *self._gate_up)

@@ -80,7 +80,7 @@ class Kernels:
 
     def _capture(self, max_rows: int) -> None:
         sizes = [2**power for power in range(max_rows.bit_length()) if 2**power < max_rows]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for size in (*sizes, max_rows):
