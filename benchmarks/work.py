@@ -1,17 +1,21 @@
-"""The work that an engine is measured by: so many prompts of one length, and their answers."""
+"""The work that an engine is measured by: so many prompts of one length, and their answers.
+
+What needs torch is imported where it is needed: producers import this module too.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmpoold.text.folder import resolve
-from workers.daemon.plant import ModelPlant, PlantConfig, build_plant
 from workers.daemon.settings import WorkerConfig
-from workers.model.device import choose_device
-from workers.model.kv import KVPool
+
+if TYPE_CHECKING:
+    from workers.daemon.plant import ModelPlant
+    from workers.model.kv import KVPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class Work:
 
     def settings(self) -> WorkerConfig:
         """Return the worker's settings on this machine."""
+        from workers.model.device import choose_device
+
         wanted = WorkerConfig(
             redis_url="",
             cache=Path("/nowhere"),
@@ -57,6 +63,8 @@ class Work:
 
     def build(self) -> tuple[ModelPlant, KVPool]:
         """Load the model as a worker does, random weights only."""
+        from workers.daemon.plant import PlantConfig, build_plant
+
         settings = self.settings()
         blocks = 0
         if settings.device == "cpu":
