@@ -7,11 +7,12 @@ timers and wake-ups would be measured too.
 from __future__ import annotations
 
 import json
-import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
@@ -32,7 +33,7 @@ class Ask:
 
 @dataclass(slots=True)
 class Told:
-    """What became of one; times in seconds after the start, by one clock for all processes."""
+    """What became of one; times in seconds after the `go` that all producers get at once."""
 
     id: str
     sent_s: float = 0.0
@@ -50,35 +51,53 @@ def ask_all(
     Returns: what became of each, and the processors' seconds they took.
     Raises: TimeoutError: some were not answered in time.
     """
-    spawn = multiprocessing.get_context("spawn")
-    replies: Any = spawn.Queue()
-    go = spawn.Barrier(producers + 1)
+    argv = (sys.executable, "-m", "benchmarks.producer", url)
     processes = [
-        spawn.Process(
-            target=_produce, args=(url, f"bench-{n}", asks[n::producers], go, replies, patience_s)
-        )
+        subprocess.Popen((*argv, f"bench-{n}"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for n in range(producers)
     ]
-    for process in processes:
-        process.start()
-    go.wait(60)
     told: list[Told] = []
     took_s = 0.0
-    for _ in processes:
-        part, busy_s = replies.get(timeout=patience_s + 60)
-        told += part
-        took_s += busy_s
-    for process in processes:
-        process.join()
+    try:
+        for n, process in enumerate(processes):
+            _say(process, [patience_s, *map(asdict, asks[n::producers])])
+        for process in processes:
+            _hear(process)
+        for process in processes:
+            _say(process, "go")
+        for process in processes:
+            part, busy_s = _hear(process)
+            told += [Told(**one) for one in part]
+            took_s += busy_s
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     missing = [one.id for one in told if not one.tokens and not one.code]
     if missing:
         raise TimeoutError(f"{len(missing)} requests were not answered, {missing[0]} among them")
     return told, took_s
 
 
-def _produce(
-    url: str, client: str, asks: Sequence[Ask], go: Any, replies: Any, patience_s: float
-) -> None:
+def _say(process: subprocess.Popen[bytes], words: Any) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(words).encode() + b"\n")
+    process.stdin.flush()
+
+
+def _hear(process: subprocess.Popen[bytes]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a producer ended early; its error stands above")
+    return json.loads(line)
+
+
+def main() -> None:
+    """Be a producer: asks come on stdin, what became of them goes to stdout."""
+    url, client = sys.argv[1:]
+    patience_s, *rows = json.loads(sys.stdin.readline())
+    asks = [Ask(**row) for row in rows]
     keys = Keyspace()
     sender, reader = redis.Redis.from_url(url), redis.Redis.from_url(url)
     told = {ask.id: Told(ask.id) for ask in asks}
@@ -92,7 +111,10 @@ def _produce(
         }
         for ask in asks
     ]
-    go.wait(60)
+    for connection in (sender, reader):
+        connection.ping()
+    print(json.dumps("ready"), flush=True)
+    sys.stdin.readline()
     began_s, busy_s = time.monotonic(), time.process_time()
     reading = threading.Thread(
         target=_read, args=(reader, keys.out(client), told, began_s, patience_s)
@@ -103,9 +125,10 @@ def _produce(
         if wait_s > 0:
             time.sleep(wait_s)
         told[ask.id].sent_s = time.monotonic() - began_s
-        sender.xadd(keys.ingress, body)  # type: ignore[arg-type]
+        sender.xadd(keys.ingress, body)
     reading.join()
-    replies.put((list(told.values()), time.process_time() - busy_s))
+    rows = [asdict(one) for one in told.values()]
+    print(json.dumps([rows, time.process_time() - busy_s]), flush=True)
 
 
 def _read(
@@ -128,3 +151,7 @@ def _read(
                 one.code = output.code
                 left -= output.ends
     reader.delete(stream)
+
+
+if __name__ == "__main__":
+    main()

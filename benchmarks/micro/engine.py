@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -33,7 +32,6 @@ from benchmarks.work import Work, as_options
 PRODUCERS = 4
 PATIENCE_S = 240.0
 REPEATS = 3
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def at_once(work: Work, name: str, count: int, output_tokens: int, seed: int) -> list[Ask]:
@@ -64,46 +62,29 @@ def per_output_ms(told: Sequence[Told]) -> list[float]:
     return [(one.last_s - one.first_s) / (one.tokens - 1) * 1000 for one in told if one.tokens > 1]
 
 
-def processor_seconds() -> dict[str, float]:
-    """Return the processor time that each child of this process has taken, by its name."""
-    found: dict[str, float] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-            words = (stat.parent / "cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue  # it has just ended
-        if int(fields[1]) == os.getpid():
-            name = next((w for w in words if w in ("lmpoold", "workers")), Path(words[0]).name)
-            found[name] = found.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / TICKS
-    return found
-
-
 async def pool_figures(work: Work, half_load_s: float) -> dict[str, Any]:
     """Measure the pool: all at once, then open loop at half the rate."""
     async with running_pool(
         work.model, [work.worker_argv()], daemon_options=work.daemon_options()
-    ) as url:
+    ) as pool:
 
         def run(asks: list[Ask]) -> tuple[list[Told], float]:
-            return ask_all(url, asks, producers=PRODUCERS, patience_s=PATIENCE_S)
+            return ask_all(pool.url, asks, producers=PRODUCERS, patience_s=PATIENCE_S)
 
         await asyncio.to_thread(run, at_once(work, "warm", min(64, work.requests), 16, 99))
         rates, first_ms, cost_us = [], [], {}
         for repeat in range(REPEATS):
             asks = at_once(work, f"r{repeat}", work.requests, work.output_tokens, repeat)
-            before = processor_seconds()
+            before = pool.cpu_s()
             told, producers_s = await asyncio.to_thread(run, asks)
-            after = processor_seconds()
+            after = pool.cpu_s()
             tokens = sum(one.tokens for one in told)
             if tokens != work.requests * work.output_tokens:
                 raise SystemExit(f"{tokens} tokens came, {[t.code for t in told if t.code][:3]}")
             rates.append(tokens / max(one.last_s for one in told))
             first_ms += [(one.first_s - one.sent_s) * 1000 for one in told]
             cost_us = {
-                name: (took - before.get(name, 0.0)) / tokens * 1e6
-                for name, took in after.items()
-                if took > before.get(name, 0.0)
+                name: (took - before[name]) / tokens * 1e6 for name, took in after.items()
             } | {"producers": producers_s / tokens * 1e6}
         rate = quantile(rates, 0.5)
         load = rate / work.output_tokens / 2
@@ -137,9 +118,11 @@ async def idle_figures(work: Work, size: int) -> dict[str, Any]:
         argv = [*longer.worker_argv("benchmarks.timed_worker"), "--size", str(size)]
         async with running_pool(
             work.model, [[*argv, "--out", str(out)]], daemon_options=work.daemon_options()
-        ) as url:
+        ) as pool:
             asks = at_once(longer, "idle", size, longer.output_tokens, 5)
-            await asyncio.to_thread(ask_all, url, asks, producers=PRODUCERS, patience_s=PATIENCE_S)
+            await asyncio.to_thread(
+                ask_all, pool.url, asks, producers=PRODUCERS, patience_s=PATIENCE_S
+            )
         found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found
 
