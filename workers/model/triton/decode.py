@@ -17,13 +17,13 @@ from workers.model.kv import LayerKV
 
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 64
-MIN_TILES = tl.constexpr(4)
+MIN_TILES = 4
 _WAVES = 3
 
 
 @triton.jit
-def _tiles_a_split(context, splits, BN: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), MIN_TILES)
+def _tokens_a_split(context, splits, BN: tl.constexpr, LEAST: tl.constexpr):
+    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), LEAST) * BN
 
 
 @triton.jit
@@ -31,13 +31,14 @@ def _decode(
     q_at, k_at, v_at, table, begins, contexts, out, parts, sums, scale,
     q_row, q_head, out_row, out_head, kv_block, kv_slot, kv_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
     context = tl.load(contexts + row)
     if SPLIT:
-        tokens = _tiles_a_split(context, splits, BN) * BN
+        tokens = _tokens_a_split(context, splits, BN, LEAST)
         low = split * tokens
         high = tl.minimum(low + tokens, context)
     else:
@@ -91,11 +92,12 @@ def _decode(
 @triton.jit
 def _merge(
     parts, sums, contexts, out, splits, out_row, out_head,
-    HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
+    SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts + row)
-    live = tl.cdiv(context, _tiles_a_split(context, splits, BN) * BN)
+    live = tl.cdiv(context, _tokens_a_split(context, splits, BN, LEAST))
     s = tl.arange(0, SPLITS_PAD)
     d = tl.arange(0, D)
     if live > 0:
@@ -154,10 +156,12 @@ def decode(
         layer.k.stride(0), layer.k.stride(1), layer.k.stride(2),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), D=head_dim,
-        BLOCK=block, BN=tile, SPLIT=splits > 1, STAGES=2 if narrow else 3, num_warps=4,
+        BLOCK=block, BN=tile, LEAST=MIN_TILES, SPLIT=splits > 1,
+        STAGES=2 if narrow else 3, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         _merge[(heads, rows)](
             parts, sums, contexts, out, splits, out.stride(0), out.stride(1),
-            HEADS=heads, D=head_dim, BN=tile, SPLITS_PAD=MAX_SPLITS, num_warps=4,
+            HEADS=heads, D=head_dim, BN=tile, LEAST=MIN_TILES,
+            SPLITS_PAD=triton.next_power_of_2(splits), num_warps=2,
         )  # fmt: skip
