@@ -127,7 +127,7 @@ def test_splits_of_a_sequence_merge_to_the_whole(device, generator, context):
     contexts = torch.tensor([context, 0, context], dtype=torch.int32, device=device)
     q = torch.randn(3, 4, 64, generator=generator, device=device).half()
     outs = []
-    for splits in (1, 3, MAX_SPLITS):
+    for splits in (1, 4, MAX_SPLITS):
         out = torch.full_like(q, 7.0)
         decode(q, pool.layer(0), table, begins, contexts, out, scale=0.125, splits=splits)
         outs.append(out)
@@ -225,7 +225,7 @@ def test_take_replaces_only_the_ids_that_wait(device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", [(4096, 1024), (1000, 512), (64, 96), (7, 2048)], ids=str)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_product_is_that_of_the_library(device, generator, biased, rows, sizes, dtype):
     from workers.model.triton.product import product

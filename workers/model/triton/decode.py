@@ -2,8 +2,8 @@
 
 One program takes the query heads that share a KV head, padded to 16 rows for the tensor cores, and
 walks the sequence's blocks in tiles. Few sequences would leave most of the chip idle, so a sequence
-may be split among several programs, whose partial results a second kernel merges. A split covers
-at least `MIN_TILES` tiles: of a short sequence the programs beyond its end return at once.
+may be split among several programs, whose partial results a second kernel merges. Of a sequence
+with fewer tiles than splits, the programs beyond its end return at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from torch import Tensor
 from workers.model.kv import LayerKV
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS = 64
-MIN_TILES = 4
+MAX_SPLITS = 32
 _WAVES = 3
 
 
 @triton.jit
-def _tokens_a_split(context, splits, BN: tl.constexpr, LEAST: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), LEAST) * BN
+def _tokens_a_split(context, splits, BN: tl.constexpr):
+    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), 1) * BN
 
 
 @triton.jit
@@ -31,14 +30,13 @@ def _decode(
     q_at, k_at, v_at, table, begins, contexts, out, parts, sums, scale,
     q_row, q_head, out_row, out_head, kv_block, kv_slot, kv_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr, SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
     context = tl.load(contexts + row)
     if SPLIT:
-        tokens = _tokens_a_split(context, splits, BN, LEAST)
+        tokens = _tokens_a_split(context, splits, BN)
         low = split * tokens
         high = tl.minimum(low + tokens, context)
     else:
@@ -92,12 +90,11 @@ def _decode(
 @triton.jit
 def _merge(
     parts, sums, contexts, out, splits, out_row, out_head,
-    HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, LEAST: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts + row)
-    live = tl.cdiv(context, _tokens_a_split(context, splits, BN, LEAST))
+    live = tl.cdiv(context, _tokens_a_split(context, splits, BN))
     s = tl.arange(0, SPLITS_PAD)
     d = tl.arange(0, D)
     if live > 0:
@@ -113,8 +110,12 @@ def _merge(
 
 
 def choose_splits(rows: int, kv_heads: int, processors: int) -> int:
-    """Return into how many programs each sequence is split, so that all processors have work."""
-    return max(1, min(MAX_SPLITS, -(-processors * _WAVES // (rows * kv_heads))))
+    """Return into how many programs each sequence is split, so that all processors have work.
+
+    A power of two, for which the merge is compiled.
+    """
+    wanted = -(-processors * _WAVES // (rows * kv_heads))
+    return min(MAX_SPLITS, int(triton.next_power_of_2(wanted)))
 
 
 def decode(
@@ -156,12 +157,12 @@ def decode(
         layer.k.stride(0), layer.k.stride(1), layer.k.stride(2),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), D=head_dim,
-        BLOCK=block, BN=tile, LEAST=MIN_TILES, SPLIT=splits > 1,
+        BLOCK=block, BN=tile, SPLIT=splits > 1,
         STAGES=2 if narrow else 3, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         _merge[(heads, rows)](
             parts, sums, contexts, out, splits, out.stride(0), out.stride(1),
-            HEADS=heads, D=head_dim, BN=tile, LEAST=MIN_TILES,
+            HEADS=heads, D=head_dim, BN=tile,
             SPLITS_PAD=triton.next_power_of_2(splits), num_warps=2,
         )  # fmt: skip

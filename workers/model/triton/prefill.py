@@ -1,19 +1,15 @@
 """Attention of many query tokens a sequence over its paged K/V, part of which may be cached.
 
 A tile of queries of one sequence and one head is one program. It first walks the K/V that all its
-queries see, without a mask, then the part where causality or the sequence's end cuts. The first
-walk lets the copy engine (TMA) fetch its tiles where the chip has one and a tile lies in one block.
+queries see, without a mask, then the part where causality or the sequence's end cuts.
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from workers.model.kv import LayerKV
 from workers.model.triton.decode import LOG2_E
@@ -27,24 +23,20 @@ def _walk(
     acc, total, best, q, k_at, v_at, table, head, low, high, context, places, scale,
     kv_block, kv_slot, kv_head,
     D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
-    TMA: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     n = tl.arange(0, BN)
     d = tl.arange(0, D)
     for at in tl.range(low, high, BN, num_stages=STAGES):
         inside = (at + n) < context
-        if TMA:
-            block = tl.load(table + at // BLOCK)
-        elif BLOCK % BN == 0:  # a tile lies in one block
+        if BLOCK % BN == 0:  # a tile lies in one block
             block = tl.load(table + at // BLOCK).to(tl.int64)
             base = block * kv_block + (at % BLOCK + n) * kv_slot + head * kv_head
         else:
             place = at + n
             block = tl.load(table + place // BLOCK, mask=inside, other=0).to(tl.int64)
             base = block * kv_block + (place % BLOCK) * kv_slot + head * kv_head
-        if TMA:
-            k = k_at.load([block, at % BLOCK, head * D]).reshape(BN, D)
-        elif CUT:  # beyond the end there may be anything, and 0 * NaN is NaN
+        if CUT:  # beyond the end there may be anything, and 0 * NaN is NaN
             k = tl.load(k_at + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
         else:
             k = tl.load(k_at + base[:, None] + d[None, :])
@@ -56,9 +48,7 @@ def _walk(
         decay = tl.exp2(best - new_best)
         total = total * decay + tl.sum(weight, 1)
         acc = acc * decay[:, None]
-        if TMA:
-            v = v_at.load([block, at % BLOCK, head * D]).reshape(BN, D)
-        elif CUT:
+        if CUT:
             v = tl.load(v_at + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
         else:
             v = tl.load(v_at + base[:, None] + d[None, :])
@@ -69,10 +59,10 @@ def _walk(
 
 @triton.jit
 def _prefill(
-    q_at, k_at, v_at, k_tiles, v_tiles, table, begins, contexts, starts, tile_rows, tile_begins,
-    out, scale, q_row, q_head, out_row, out_head, kv_block, kv_slot, kv_head,
+    q_at, k_at, v_at, table, begins, contexts, starts, tile_rows, tile_begins, out, scale,
+    q_row, q_head, out_row, out_head, kv_block, kv_slot, kv_head,
     GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
+    BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tl.program_id(1)
     row = tl.load(tile_rows + tile)
@@ -95,32 +85,16 @@ def _prefill(
         seen_by_all = (before + first + 1) // BN * BN
         high = tl.minimum(context, before + first + BM)
         acc, total, best = _walk(
-            acc, total, best, q, k_tiles, v_tiles, mine, head // GROUP, 0, seen_by_all, context,
-            places, scale, kv_block, kv_slot, kv_head, D, BLOCK, BN, False, TMA, STAGES,
+            acc, total, best, q, k_at, v_at, mine, head // GROUP, 0, seen_by_all, context,
+            places, scale, kv_block, kv_slot, kv_head, D, BLOCK, BN, False, STAGES,
         )  # fmt: skip
         acc, total, best = _walk(
             acc, total, best, q, k_at, v_at, mine, head // GROUP, seen_by_all, high, context,
-            places, scale, kv_block, kv_slot, kv_head, D, BLOCK, BN, True, False, STAGES,
+            places, scale, kv_block, kv_slot, kv_head, D, BLOCK, BN, True, STAGES,
         )  # fmt: skip
         acc = acc / total[:, None]
         place_out = out + at * out_row + head * out_head + d[None, :]
         tl.store(place_out, acc.to(out.dtype.element_ty), mask=real)
-
-
-@cache
-def _has_copy_engine(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _tiles_of(cache_of_layer: Tensor, tile: int) -> TensorDescriptor:
-    """Describe `[block, slot, kv_head, head_dim]` so that a tile of one head is one copy."""
-    blocks, slots, kv_heads, head_dim = cache_of_layer.shape
-    return TensorDescriptor(
-        cache_of_layer,
-        [blocks, slots, kv_heads * head_dim],
-        [cache_of_layer.stride(0), kv_heads * head_dim, 1],
-        [1, tile, head_dim],
-    )
 
 
 def prefill(
@@ -154,14 +128,10 @@ def prefill(
     heads, head_dim = q.shape[1:]
     block, kv_heads = layer.k.shape[1:3]
     narrow = q.dtype == torch.float32
-    tile = 32 if narrow else 64
-    tiles, engine = (layer.k, layer.v), False
-    if not narrow and block % tile == 0 and _has_copy_engine(q.device):
-        tiles, engine = (_tiles_of(layer.k, tile), _tiles_of(layer.v, tile)), True
     _prefill[(heads, len(tile_rows))](
-        q, layer.k, layer.v, *tiles, table, begins, contexts, starts, tile_rows, tile_begins, out,
+        q, layer.k, layer.v, table, begins, contexts, starts, tile_rows, tile_begins, out,
         scale * LOG2_E, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         layer.k.stride(0), layer.k.stride(1), layer.k.stride(2),
-        GROUP=heads // kv_heads, D=head_dim, BLOCK=block, BM=TILE, BN=tile,
-        TMA=engine, STAGES=2 if narrow else 5, num_warps=4,
+        GROUP=heads // kv_heads, D=head_dim, BLOCK=block, BM=TILE, BN=32 if narrow else 64,
+        STAGES=2 if narrow else 5, num_warps=4,
     )  # fmt: skip
