@@ -89,3 +89,16 @@ class StepResult(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index
     at: int
     finish_reason: FinishReason | None
+
+
+def cut(sequence: Sequence, budget: int, *, write_from: int) -> Chunk:
+    """Return the next chunk of a prefill, at most `budget` tokens long."""
+    missing = len(sequence.tokens) - sequence.launched
+    length = min(missing, budget)
+    return Chunk(
+        sequence=sequence,
+        start=sequence.launched,
+        length=length,
+        samples=length == missing,
+        write_from=write_from,
+    )

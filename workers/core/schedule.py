@@ -33,7 +33,7 @@ from collections.abc import Set
 
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.views import Counts
-from workers.core.batch import Batch, Chunk, StepResult
+from workers.core.batch import Batch, Chunk, StepResult, cut
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.sequence import Sequence, finish_reason
 from workers.core.underway import UnderWay
@@ -173,7 +173,7 @@ class Scheduler:
         budget = self.max_batched_tokens - len(decodes)
         prefills: list[Chunk] = []
         if begun is not None:
-            prefills.append(_cut(begun, budget, write_from=begun.launched))
+            prefills.append(cut(begun, budget, write_from=begun.launched))
             budget -= prefills[0].length
         if budget and self._waiting and not preempted:
             prefills += self._admit(budget)
@@ -316,7 +316,7 @@ class Scheduler:
         for name in sequence.hashes[len(run) :]:
             self._writing.setdefault(name, sequence)
         self._running[sequence.request_id] = sequence
-        return _cut(sequence, budget, write_from=found)
+        return cut(sequence, budget, write_from=found)
 
     def _advance(self, sequence: Sequence, computed: int) -> None:
         sequence.computed = computed
@@ -391,16 +391,3 @@ class Scheduler:
         for writing, writer in self._writing.items():
             assert self._is_running(writer), f"{writing}: its writer is gone"
             assert writing in writer.hashes[writer.published :], f"{writing}: written already"
-
-
-def _cut(sequence: Sequence, budget: int, *, write_from: int) -> Chunk:
-    """Return the next chunk of a prefill, at most `budget` tokens long."""
-    missing = len(sequence.tokens) - sequence.launched
-    length = min(missing, budget)
-    return Chunk(
-        sequence=sequence,
-        start=sequence.launched,
-        length=length,
-        samples=length == missing,
-        write_from=write_from,
-    )
