@@ -23,7 +23,8 @@ from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.shell.steady import is_lost, pause, stop_on_signals
-from lmpoold.store.connect import check_server, describe, open_redis
+from lmpoold.store.connect import CALL_TIMEOUT_S, READ_TIMEOUT_S, check_server, describe, open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
@@ -97,9 +98,11 @@ async def serve(config: DaemonConfig) -> None:
     )
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)
-    store = PoolStore(redis, keys)
+    calls = Lane(redis, timeout_s=CALL_TIMEOUT_S)
+    reads = Lane(blocking, timeout_s=READ_TIMEOUT_S, blocking=True)
+    store = PoolStore(redis, keys, calls)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    inbox = Inbox(blocking, keys.ingress, INGRESS_GROUP, name)
+    inbox = Inbox(reads, keys.ingress, INGRESS_GROUP, name)
     try:
         version = await _set_up(store, identity, config.constants, stop)
         async with asyncio.TaskGroup() as loops:
@@ -113,6 +116,8 @@ async def serve(config: DaemonConfig) -> None:
             await redis.xgroup_delconsumer(keys.ingress, INGRESS_GROUP, name)
         log.info("stopped", extra={"consumer": name})
     finally:
+        await calls.close()
+        await reads.close()
         await redis.aclose()
         await blocking.aclose()
 

@@ -31,6 +31,7 @@ from lmpoold.protocol.views import (
     read_rank_row,
     read_routed,
 )
+from lmpoold.store.lane import Lane
 from lmpoold.store.library import FUNCTIONS, source
 
 STAGE_CHUNK_PAGES = 1000
@@ -110,10 +111,11 @@ def delta_args(
 class PoolStore:
     """Pool state of one pool on one server."""
 
-    def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        """Use `redis`, which the caller opens and closes."""
+    def __init__(self, redis: Redis, keys: Keyspace, lane: Lane | None = None) -> None:
+        """Use `redis`, and `lane` for calls of functions; the caller opens and closes both."""
         self.redis = redis
         self.keys = keys
+        self._execute_words = redis.execute_command if lane is None else lane.execute
 
     async def load_library(self) -> None:
         """Load the function library; replacing one of the same name is safe at any time."""
@@ -138,7 +140,7 @@ class PoolStore:
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
-        return await self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
+        return await self._execute_words(*words)
 
     async def configure(self, identity: PoolIdentity, constants: PoolConstants) -> None:
         """Describe the pool, or check that it is the same one.

@@ -80,7 +80,8 @@ def test_what_is_left_is_found_and_named(changes, words):
 
 
 @pytest.mark.parametrize(
-    "key", ["cfg", "load", "r:0:pages", "r:11:stats", "r:0:info", "in", "w:3", "dead", "sched:fence"]
+    "key",
+    ["cfg", "load", "r:0:pages", "r:11:stats", "r:0:info", "in", "w:3", "dead", "sched:fence"],
 )
 def test_an_owned_key_may_stay(key):
     assert stray_keys({PREFIX + key: -1}, PREFIX) == []

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.client import PoolClient
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import is_lost
-from lmpoold.store.connect import open_redis
+from lmpoold.store.connect import READ_TIMEOUT_S, open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from tests.chaos.proxy import Link, command_of
@@ -68,7 +70,8 @@ async def test_a_held_link_delivers_late_and_everything(link, redis):
 async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, pool):
     epoch = await pool.join(0)
     client = open_redis(link.url, blocking=True)
-    inbox = Inbox(client, pool.store.keys.worker(0), epoch, epoch)
+    lane = Lane(client, timeout_s=READ_TIMEOUT_S, blocking=True)
+    inbox = Inbox(lane, pool.store.keys.worker(0), epoch, epoch)
     assert await inbox.read(1, 10) == []
     link.hole()
     began_s = time.monotonic()
@@ -78,7 +81,14 @@ async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, poo
     assert time.monotonic() - began_s < 10
     await pool.ask("a", PROMPT)
     assert len(await inbox.read(1, 1000)) == 1
+    await lane.close()
     await client.aclose()
+    plain = open_redis(link.url, blocking=True)
+    await plain.ping()
+    link.hole()
+    with pytest.raises(ServerSlow):
+        await plain.blpop(["nothing"], timeout=1)
+    await plain.aclose()
 
 
 async def test_a_step_that_the_network_delivers_again_changes_nothing(link, pool):

@@ -185,6 +185,11 @@ class Pool:
         (row,) = [row for row in await self.store.ranks() if row.rank == rank]
         return row
 
+    async def pending(self) -> int:
+        """Count the ingress entries that were read and not acknowledged."""
+        (group,) = await self.store.redis.xinfo_groups(self.store.keys.ingress)
+        return int(group["pending"])
+
     async def parked_ids(self) -> list[str]:
         return [
             raw.decode() for raw in await self.store.redis.zrange(self.store.keys.parked, 0, -1)

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from lmpoold.protocol.errors import ConfigError, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import steadily, stop_on_signals
-from lmpoold.store.connect import check_server, open_redis
+from lmpoold.store.connect import CALL_TIMEOUT_S, READ_TIMEOUT_S, check_server, open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from workers.core.blocks import BlockPool
@@ -62,7 +62,9 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     stop = stop_on_signals()
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)
-    store = PoolStore(redis, Keyspace(config.pool))
+    calls = Lane(redis, timeout_s=CALL_TIMEOUT_S)
+    reads = Lane(blocking, timeout_s=READ_TIMEOUT_S, blocking=True)
+    store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
         pool = await wait_for_pool(store, config, stop)
         await check_server(redis)
@@ -70,8 +72,10 @@ async def serve(config: WorkerConfig, build: Build) -> None:
         began_s = time.monotonic()
         equipment = await asyncio.to_thread(build, pool, boot)
         log.info("loaded", extra={"model": config.model, "took_s": time.monotonic() - began_s})
-        await _Worker(config, store, blocking, pool, equipment, stop).run(boot)
+        await _Worker(config, store, reads, pool, equipment, stop).run(boot)
     finally:
+        await calls.close()
+        await reads.close()
         await redis.aclose()
         await blocking.aclose()
 
@@ -83,14 +87,14 @@ class _Worker:
         self,
         config: WorkerConfig,
         store: PoolStore,
-        blocking: Redis,
+        reads: Lane,
         pool: Pool,
         equipment: Equipment,
         stop: asyncio.Event,
     ) -> None:
         self._config = config
         self._store = store
-        self._blocking = blocking
+        self._reads = reads
         self._pool = pool
         self._equipment = equipment
         self._stop = stop
@@ -175,7 +179,7 @@ class _Worker:
         keys, rank = self._store.keys, self._config.rank
         inbox = WorkerInbox(
             self._store,
-            Inbox(self._blocking, keys.worker(rank), epoch, epoch),
+            Inbox(self._reads, keys.worker(rank), epoch, epoch),
             engine.tell,
             rank=rank,
             epoch=epoch,
