@@ -158,6 +158,19 @@ async def test_a_server_that_comes_back_is_routed_by_cache_from_the_workers_own_
         assert await pool.leftovers(2) == []
 
 
+async def test_everybody_leaves_in_good_order_while_the_server_is_away(scene):
+    async with scene(lmpoolds=1, workers=1) as pool:
+        pool.cast.server.kill()
+        await asyncio.sleep(0.5)
+        for child in pool.cast.children.values():
+            pid = child.pid
+            child.signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                while child.pid == pid:
+                    await asyncio.sleep(0.05)
+            assert child.codes[-1] == 0, child.name
+
+
 async def test_a_worker_behind_a_path_that_swallows_packets_serves_on(scene):
     async with scene(workers=1) as pool:
         undisturbed = await pool.ask_all(3)
