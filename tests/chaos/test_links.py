@@ -91,6 +91,7 @@ async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, poo
     await plain.aclose()
 
 
+@pytest.mark.bar(7)
 async def test_a_step_that_the_network_delivers_again_changes_nothing(link, pool):
     epoch = await pool.join(0)
     client = open_redis(link.url)

@@ -40,6 +40,7 @@ async def test_flushed_functions_and_scripts_are_loaded_again_by_whoever_calls(s
         assert await pool.leftovers(2) == []
 
 
+@pytest.mark.bar(2, 50)
 async def test_a_rolling_restart_of_everybody_fails_no_request(scene):
     async with scene(lmpoolds=2, workers=2) as pool:
         undisturbed = await pool.ask_all(8)
@@ -87,6 +88,7 @@ async def test_a_draining_rank_ends_what_it_has_and_gets_nothing_new(scene):
         assert await pool.leftovers(2) == []
 
 
+@pytest.mark.bar(2, 37)
 async def test_what_a_killed_lmpoold_had_read_is_claimed_by_the_next(scene):
     async with scene(lmpoolds=2, workers=1) as pool:
         undisturbed = await pool.ask_all(4)
@@ -105,6 +107,7 @@ async def test_what_a_killed_lmpoold_had_read_is_claimed_by_the_next(scene):
         assert await pool.leftovers(1) == []
 
 
+@pytest.mark.bar(10, 27)
 async def test_a_flapping_worker_is_another_epoch_each_time_and_its_late_reports_count_nothing(
     scene,
 ):
@@ -128,6 +131,7 @@ async def test_a_flapping_worker_is_another_epoch_each_time_and_its_late_reports
         assert await pool.leftovers(2) == []
 
 
+@pytest.mark.bar(2, 37)
 async def test_everybody_is_killed_at_once_and_everything_is_answered(scene):
     async with scene(lmpoolds=2, workers=2) as pool:
         undisturbed = await pool.ask_all(8)
@@ -145,8 +149,9 @@ async def test_everybody_is_killed_at_once_and_everything_is_answered(scene):
         assert await pool.leftovers(2) == []
 
 
+@pytest.mark.bar(1)
 async def test_a_server_that_comes_back_is_routed_by_cache_from_the_workers_own_pages(scene):
-    """bar 1: what was cached before the restart is hit after it."""
+    """What was cached before the restart is hit after it."""
     async with scene(workers=2) as pool:
         await pool.ask_all(4)
         pool.cast.server.kill()
@@ -169,6 +174,16 @@ async def test_everybody_leaves_in_good_order_while_the_server_is_away(scene):
                 while child.pid == pid:
                     await asyncio.sleep(0.05)
             assert child.codes[-1] == 0, child.name
+
+
+@pytest.mark.bar(47)
+async def test_an_idle_pool_keeps_its_workers_with_the_settings_it_comes_with(scene):
+    async with scene(lmpoolds=2, workers=2) as pool:
+        before = [(row.rank, row.state, row.epoch) for row in await pool.store.ranks()]
+        await asyncio.sleep(12)  # four times the life of a claim
+        assert [(row.rank, row.state, row.epoch) for row in await pool.store.ranks()] == before
+        consumers = await pool.redis.xinfo_consumers(KEYS.ingress, "sched")
+        assert all(consumer["idle"] < 5000 for consumer in consumers)
 
 
 async def test_a_worker_behind_a_path_that_swallows_packets_serves_on(scene):

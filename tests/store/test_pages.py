@@ -51,6 +51,7 @@ async def test_a_version_may_skip_numbers_but_not_states(pool):
     assert await delta(pool, 7, 8) == 8
 
 
+@pytest.mark.bar(7)
 async def test_a_repeated_delta_writes_nothing_and_counts_as_done(pool):
     await pool.join(0)
     await delta(pool, 0, 1, puts=pages_of(PROMPT))
@@ -59,6 +60,7 @@ async def test_a_repeated_delta_writes_nothing_and_counts_as_done(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(6)
 async def test_a_delta_that_skips_a_state_names_the_version_held_and_writes_nothing(pool):
     await pool.join(0)
     before = await everything(pool.store)
@@ -66,6 +68,7 @@ async def test_a_delta_that_skips_a_state_names_the_version_held_and_writes_noth
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(8, 12)
 @pytest.mark.parametrize("call", ["delta", "swap"])
 async def test_an_older_epoch_publishes_nothing(pool, call):
     old = await pool.join(0)
@@ -91,6 +94,7 @@ async def test_a_fenced_rank_publishes_nothing(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(8)
 async def test_a_rank_that_never_joined_reports_nothing(pool):
     with pytest.raises(Conflict, match="never joined"):
         await delta(pool, 0, 1, epoch="1")
@@ -131,6 +135,7 @@ async def test_an_admitted_request_gives_its_reservation_back_once(pool):
     assert (await pool.row(0)).reserved == 7
 
 
+@pytest.mark.bar(27)
 async def test_a_reservation_of_another_attempt_is_not_given_back(pool):
     await pool.join(0)
     await pool.ask("a", PROMPT)
@@ -200,6 +205,7 @@ async def test_a_stage_that_expired_is_refused(pool):
         await pool.store.call("swap", 0, epoch, 2, str(COUNTS), 0)
 
 
+@pytest.mark.bar(6, 7)
 async def test_an_older_snapshot_does_not_undo_a_later_delta(pool):
     await pool.join(0)
     await delta(pool, 0, 5, puts=pages_of(PROMPT))
