@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import stop_on_signals
-from lmpoold.store.connect import CALL_TIMEOUT_S, READ_TIMEOUT_S, open_redis
+from lmpoold.store.connect import open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.streams import Inbox
 
@@ -51,8 +51,7 @@ async def relay(url: str, half: str) -> None:
     await redis.function_load(LIBRARY, replace=True)
     with contextlib.suppress(ResponseError):  # a relay that came before has made the group
         await redis.xgroup_create(source, GROUP, id="0", mkstream=True)
-    calls = Lane(redis, timeout_s=CALL_TIMEOUT_S)
-    reads = Lane(blocking, timeout_s=READ_TIMEOUT_S, blocking=True)
+    calls, reads = Lane(redis), Lane(blocking, blocking=True)
     inbox = Inbox(reads, source, GROUP, half)
 
     async def run() -> None:

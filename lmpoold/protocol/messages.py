@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.request import Sampling
@@ -140,8 +140,7 @@ class Usage:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):  # one a token: a tuple is made in half the time of a frozen dataclass
     """One step of one request, as it stands on an output stream.
 
     Attributes:
@@ -155,7 +154,7 @@ class Output:
     """
 
     id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     token: int | None = None
     text: str = ""
     logprobs: str = ""
@@ -189,7 +188,7 @@ class Output:
 STEP = "step"
 """The one field of an entry that carries several outputs: a JSON list of their fields."""
 
-_OUTPUT_FIELDS = frozenset(field.name for field in fields(Output))
+_OUTPUT_FIELDS = frozenset(Output._fields)
 
 
 def write_outputs(outputs: Sequence[Output]) -> list[str]:

@@ -19,7 +19,6 @@ CALL_TIMEOUT_S = 5.0
 LONGEST_BLOCK_S = 1.0
 """How long callers of a `blocking` client may ask the server to wait. A path that swallows packets
 closes no connection: without a time limit behind it such a read would wait for ever."""
-READ_TIMEOUT_S = CALL_TIMEOUT_S + LONGEST_BLOCK_S
 
 
 def open_redis(
@@ -36,7 +35,7 @@ def open_redis(
         max_connections: of the pool.
     Raises: ConfigError: the URL cannot be read.
     """
-    timeout_s = READ_TIMEOUT_S if blocking else CALL_TIMEOUT_S
+    timeout_s = CALL_TIMEOUT_S + (LONGEST_BLOCK_S if blocking else 0.0)
     try:
         return Redis.from_url(
             url,

@@ -19,25 +19,27 @@ from redis.asyncio import connection as links
 from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import TimeoutError as ServerSlow
 
+from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
+
 _parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
 
 
 class Lane(asyncio.Protocol):
     """A connection to the server of `redis`, opened by the first call and after each loss."""
 
-    def __init__(self, redis: Redis, *, timeout_s: float, blocking: bool = False) -> None:
+    def __init__(self, redis: Redis, *, blocking: bool = False, timeout_s: float = 0.0) -> None:
         """Use the server, credentials and TLS settings of `redis`.
 
         Args:
             redis: gives the connection; other connections are used as they are, through it.
+            blocking: for callers that block `LONGEST_BLOCK_S` at most: cancelling such a call
+                closes the connection, which is busy with it.
             timeout_s: a call without a reply for so long ends every call on the connection with a
-                timeout. Calls that block on purpose need one as well, behind the longest block: a
-                path that swallows packets closes nothing, and they would wait for ever.
-            blocking: cancelling a call closes the connection, so that it takes nothing any more.
+                timeout; 0 for `CALL_TIMEOUT_S`, and the block on top.
         """
         self._redis = redis
-        self._timeout_s = timeout_s
         self._blocking = blocking
+        self._timeout_s = timeout_s or CALL_TIMEOUT_S + (LONGEST_BLOCK_S if blocking else 0.0)
         self._connection: Any = None
         self._transport: asyncio.WriteTransport | None = None
         self._reader = hiredis.Reader()

@@ -12,8 +12,7 @@ from redis.exceptions import TimeoutError as ServerSlow
 from lmpoold.client import PoolClient
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import is_lost
-from lmpoold.store.connect import READ_TIMEOUT_S, open_redis
-from lmpoold.store.lane import Lane
+from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from tests.chaos.proxy import Link, command_of
@@ -67,11 +66,10 @@ async def test_a_held_link_delivers_late_and_everything(link, redis):
     await client.aclose()
 
 
-async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, pool):
+async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, pool, lane_over):
     epoch = await pool.join(0)
     client = open_redis(link.url, blocking=True)
-    lane = Lane(client, timeout_s=READ_TIMEOUT_S, blocking=True)
-    inbox = Inbox(lane, pool.store.keys.worker(0), epoch, epoch)
+    inbox = Inbox(lane_over(client), pool.store.keys.worker(0), epoch, epoch)
     assert await inbox.read(1, 10) == []
     link.hole()
     began_s = time.monotonic()
@@ -81,7 +79,6 @@ async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, poo
     assert time.monotonic() - began_s < 10
     await pool.ask("a", PROMPT)
     assert len(await inbox.read(1, 1000)) == 1
-    await lane.close()
     await client.aclose()
     plain = open_redis(link.url, blocking=True)
     await plain.ping()

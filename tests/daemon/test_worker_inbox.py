@@ -9,7 +9,6 @@ from redis.exceptions import ResponseError
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import is_lost
 from lmpoold.store.connect import open_redis
-from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from tests.store.pool import begin
@@ -22,19 +21,6 @@ PROMPT = list(range(8))
 @pytest.fixture
 async def pool(redis):
     return await begin(PoolStore(redis, Keyspace()))
-
-
-@pytest.fixture
-async def lanes():
-    opened = []
-
-    def open_lane(redis):
-        opened.append(Lane(redis, timeout_s=10.0, blocking=True))
-        return opened[-1]
-
-    yield open_lane
-    for lane in opened:
-        await lane.close()
 
 
 class Reader:
@@ -50,10 +36,10 @@ class Reader:
 
 
 async def test_a_request_that_ended_before_a_lost_connection_is_not_taken_in_again(
-    pool, redis, lanes, monkeypatch
+    pool, redis, lane_over, monkeypatch
 ):
     epoch = await pool.join(0)
-    reader = Reader(pool, epoch, lanes(redis))
+    reader = Reader(pool, epoch, lane_over(redis))
     await pool.ask("a", PROMPT)
     await reader.inbox.turn()
     read = Inbox.read
@@ -71,9 +57,9 @@ async def test_a_request_that_ended_before_a_lost_connection_is_not_taken_in_aga
     assert reader.added() == ["a", "b"]
 
 
-async def test_an_entry_whose_delivery_was_lost_is_read_again(pool, redis, lanes):
+async def test_an_entry_whose_delivery_was_lost_is_read_again(pool, redis, lane_over):
     epoch = await pool.join(0)
-    reader = Reader(pool, epoch, lanes(redis))
+    reader = Reader(pool, epoch, lane_over(redis))
     await pool.ask("a", PROMPT)
     await pool.ask("b", PROMPT)
     await reader.stream.read(1, 100)  # the server has delivered "a"; nobody has received it
@@ -83,10 +69,10 @@ async def test_an_entry_whose_delivery_was_lost_is_read_again(pool, redis, lanes
 
 
 async def test_what_could_not_be_acknowledged_is_acknowledged_later(
-    pool, redis, lanes, monkeypatch
+    pool, redis, lane_over, monkeypatch
 ):
     epoch = await pool.join(0)
-    reader = Reader(pool, epoch, lanes(redis))
+    reader = Reader(pool, epoch, lane_over(redis))
     await pool.ask("a", PROMPT)
     await pool.store.cancel("a")
 
@@ -105,21 +91,21 @@ async def test_what_could_not_be_acknowledged_is_acknowledged_later(
 
 
 async def test_the_next_owner_of_a_rank_gets_what_a_zombie_of_the_last_one_waits_for(
-    pool, redis, server_url, lanes
+    pool, redis, lane_over, server_url
 ):
     old = await pool.join(0)
     zombie = open_redis(server_url, blocking=True)
-    lane = lanes(zombie)
-    waiting = asyncio.create_task(Inbox(lane, pool.store.keys.worker(0), old, old).read(10, 5000))
+    late = Inbox(lane_over(zombie), pool.store.keys.worker(0), old, old)
+    waiting = asyncio.create_task(late.read(10, 5000))
     await asyncio.sleep(0.1)
     epoch = await pool.join(0, held=old)
     await pool.ask("a", PROMPT)
-    reader = Reader(pool, epoch, lanes(redis))
+    reader = Reader(pool, epoch, lane_over(redis))
     await reader.inbox.turn()
     assert reader.added() == ["a"]
     with pytest.raises(ResponseError) as error:
         await waiting
     assert is_lost(error.value)
     with pytest.raises(ResponseError, match="NOGROUP"):
-        await Inbox(lane, pool.store.keys.worker(0), old, old).read(10, 10)
+        await late.read(10, 10)
     await zombie.aclose()

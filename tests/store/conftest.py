@@ -10,7 +10,7 @@ import pytest
 
 import lmpoold.store
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.store.connect import CALL_TIMEOUT_S, open_redis
+from lmpoold.store.connect import open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from tests.store.pool import Pool, begin
@@ -81,7 +81,7 @@ async def store(request: pytest.FixtureRequest, server_url: str) -> AsyncIterato
         await redis.function_flush("SYNC")
     else:
         redis = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(7, 0)), protocol=2)
-    lane = Lane(redis, timeout_s=CALL_TIMEOUT_S)
+    lane = Lane(redis)
     store = PoolStore(redis, Keyspace(), lane)
     yield store
     await check_leftovers(store)

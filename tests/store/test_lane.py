@@ -95,7 +95,7 @@ async def test_a_server_that_does_not_answer_is_slow_and_the_next_call_reconnect
 
 
 async def test_what_was_in_flight_when_the_server_died_is_lost_and_not_sent_again(server, redis):
-    lane = Lane(redis, timeout_s=10.0, blocking=True)
+    lane = Lane(redis, blocking=True)
     waiting = asyncio.create_task(lane.execute("BLPOP", "nothing", 0))
     await asyncio.sleep(0.1)
     server.kill()
@@ -109,7 +109,7 @@ async def test_what_was_in_flight_when_the_server_died_is_lost_and_not_sent_agai
 
 
 async def test_a_cancelled_blocking_read_frees_its_connection(redis):
-    lane = Lane(redis, timeout_s=10.0, blocking=True)
+    lane = Lane(redis, blocking=True)
     reading = asyncio.create_task(lane.execute("BLPOP", "list", 0))
     await asyncio.sleep(0.1)
     reading.cancel()

@@ -11,7 +11,7 @@ STREAM = "lmpool:{default}:in"
 @pytest.fixture
 async def lane(pool):
     """A connection without timeout."""
-    lane = Lane(pool.store.redis, timeout_s=10.0, blocking=True)
+    lane = Lane(pool.store.redis, blocking=True)
     yield lane
     await lane.close()
 

@@ -14,8 +14,8 @@ from redis.exceptions import RedisError
 from lmpoold.protocol.errors import ConfigError, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.shell.steady import steadily, stop_on_signals
-from lmpoold.store.connect import CALL_TIMEOUT_S, READ_TIMEOUT_S, check_server, open_redis
+from lmpoold.shell.steady import settle_heap, steadily, stop_on_signals
+from lmpoold.store.connect import check_server, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
@@ -62,8 +62,7 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     stop = stop_on_signals()
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)
-    calls = Lane(redis, timeout_s=CALL_TIMEOUT_S)
-    reads = Lane(blocking, timeout_s=READ_TIMEOUT_S, blocking=True)
+    calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
         pool = await wait_for_pool(store, config, stop)
@@ -104,6 +103,7 @@ class _Worker:
         engine = await self._engine()
         epoch = await self._claim("")
         await boot.done()
+        settle_heap()
         engine.start()
         failed = False
         try:
@@ -137,6 +137,7 @@ class _Worker:
                 max_batched_tokens=self._config.max_batched_tokens,
                 max_model_len=self._pool.max_model_len,
                 stop_ids=equipment.stop_ids,
+                lookahead=self._config.lookahead or 0,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
