@@ -59,7 +59,11 @@ class Scene:
     async def leftovers(self, ranks: int) -> list[str]:
         """Return what is wrong with the idle pool; looks for a while."""
         for _ in range(20):
-            picture = await take_picture(self.redis, range(ranks))
+            try:
+                picture = await take_picture(self.redis, range(ranks))
+            except TimeoutError:
+                wrong = ["a worker did not send its pages"]  # it joined anew meanwhile
+                continue
             wrong = judge_idle(picture, ranks=ranks, most_consumers=99)
             if not wrong:
                 break

@@ -3,7 +3,9 @@
 import pytest
 
 from lmpoold.protocol.errors import Conflict, ProtocolError, Stale
+from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import Counts
+from lmpoold.store.scripts import delta_args, emit_args
 from tests.store.pool import everything, names, pages_of
 
 PROMPT = list(range(24))
@@ -139,7 +141,9 @@ async def test_an_admitted_request_gives_its_reservation_back_once(pool):
 async def test_a_reservation_of_another_attempt_is_not_given_back(pool):
     await pool.join(0)
     await pool.ask("a", PROMPT)
-    await pool.report(0, admitted=["a.1", "z.0"])
+    for stranger in ("a.1", "z.0"):
+        with pytest.raises(Stale):
+            await pool.store.delta(0, pool.epochs[0], 0, 1, COUNTS, admitted=[stranger], puts={})
     assert (await pool.row(0)).reserved == 7
 
 
@@ -251,3 +255,37 @@ async def test_nobody_is_woken_without_room_or_without_anybody_parked(pool):
     await pool.ask("a", PROMPT)
     await delta(pool, 2, 3, counts=Counts(0, 0, 0, 0, 0))
     assert await pool.store.redis.llen(pool.store.keys.wake) == 0
+
+
+# --- a server that forgot
+
+
+async def test_a_request_that_the_pool_gave_to_nobody_is_not_reported_nor_answered(pool):
+    await pool.join(0)
+    before = await everything(pool.store)
+    with pytest.raises(Stale, match=r"gave x\.0 to nobody"):
+        await pool.report(0, admitted=["x.0"])
+    pool.versions[0] -= 1
+    said = emit_args(0, pool.epochs[0], 1, {"c": [Output("x", 0, 7, "t")]}, [])
+    counts = Counts(1, 0, 0, 0, 1)
+    changed = delta_args(0, pool.epochs[0], 0, 1, counts, ["x.0"], {}, [])
+    with pytest.raises(Stale):
+        await pool.store.step(said, changed)
+    assert await everything(pool.store) == before
+
+
+async def test_a_step_behind_a_gap_says_nothing(pool):
+    await pool.join(0)
+    before = await everything(pool.store)
+    said = emit_args(0, pool.epochs[0], 5, {"c": [Output("x", 3, 7, "t")]}, [])
+    changed = delta_args(0, pool.epochs[0], 4, 5, Counts(1, 0, 0, 0, 1), [], {}, [])
+    assert await pool.store.step(said, changed) == 0
+    assert await everything(pool.store) == before
+
+
+async def test_a_heartbeat_that_knows_of_later_reports_than_the_server_fences_its_worker(pool):
+    epoch = await pool.join(0)
+    await pool.report(0)
+    await pool.store.heartbeat(0, epoch, 60_000, 1)
+    with pytest.raises(Stale, match="forgot reports up to version 2"):
+        await pool.store.heartbeat(0, epoch, 60_000, 2)
