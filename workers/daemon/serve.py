@@ -175,6 +175,7 @@ class _Worker:
             self._store.keys,
             self._config.rank,
             epoch,
+            version=lambda: self._reporter.version,
             on_fenced=on_fenced,
         )
         keys, rank = self._store.keys, self._config.rank
