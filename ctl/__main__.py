@@ -14,6 +14,7 @@ from ctl.commands.demo import demo
 from ctl.commands.drain import drain
 from ctl.commands.explain import explain
 from ctl.commands.pages import pages
+from ctl.commands.pulse import pulse
 from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
@@ -51,7 +52,7 @@ def lmpoolctl() -> None:
     """
 
 
-for command in (up, demo, submit, status, ranks, pages, explain, cancel, drain, redis):
+for command in (up, demo, submit, status, ranks, pages, explain, cancel, drain, pulse, redis):
     lmpoolctl.add_command(command)
 
 
