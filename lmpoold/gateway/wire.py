@@ -76,21 +76,31 @@ def _no_constant(name: str) -> NoReturn:
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Await `work`; cancel it if the caller closes the connection first.
 
-    The body must have been read: what `receive` brings then is the end of the connection.
+    The body must have been read: what `receive` brings then is the end of the connection. The work
+    runs in the task that asks: one of its own would cost a short answer dearly.
 
     Raises: CallerLeft, once the work has ended.
     """
-    working = asyncio.create_task(work, name="answer")
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        nonlocal left
+        left = True
+        task.cancel()
+
     leaving = asyncio.create_task(_gone(receive), name="caller")
+    leaving.add_done_callback(leave)
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise CallerLeft
+        return await work
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise CallerLeft from None
+        raise
     finally:
-        working.cancel()
+        leaving.remove_done_callback(leave)
         leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _gone(receive: Receive) -> None:
