@@ -135,3 +135,23 @@ async def test_without_a_server_the_gateway_says_so_at_once_and_lives(tmp_path):
     finally:
         process.terminate()
         assert await process.wait() == 0
+
+
+async def test_a_submission_that_is_cancelled_leaves_nothing_running(house):
+    for ticks in range(1, 12):
+        name = f"changed-its-mind-{ticks}"
+        submitting = asyncio.create_task(
+            house.direct.submit(
+                request_id=name, prompt="Once", max_tokens=1500, ignore_eos=True, deadline_ms=60_000
+            )
+        )
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        submitting.cancel()
+        await asyncio.gather(submitting, return_exceptions=True)
+        if not submitting.cancelled():
+            await house.direct.drop(name)
+        async with asyncio.timeout(10):
+            while await house.state(name) not in ("cancelled", "tombstone"):
+                await asyncio.sleep(0.02)
+    await house.idle()
