@@ -100,6 +100,11 @@ class Side:
         await self.transport.start()
         return self.transport.offer()
 
+    async def offer(self) -> str:
+        """Return the transport's offer."""
+        assert self.transport is not None
+        return self.transport.offer()
+
     async def open(self, offer: str, epoch: str) -> float:
         """Make the pair; returns the seconds it took."""
         assert self.transport is not None
@@ -158,7 +163,8 @@ class Side:
     async def until_told(self, plan: str, out: bool, blocks: int) -> dict[str, Any]:
         """Move without a pause until `halt`, or until it fails."""
         assert self.memory is not None
-        draw, turn, begin_s = random.Random(plan), 0, time.perf_counter()
+        draw, turn = random.Random(plan), 0
+        begin_s = last_s = time.perf_counter()
         self.going, self.failed = True, None
         while self.going:
             src, dst = (tuple(draw.sample(range(self.memory.num_blocks), blocks)) for _ in range(2))
@@ -168,8 +174,8 @@ class Side:
                 self.failed = {"at_s": time.time(), "why": f"{type(error).__name__}: {error}"}
                 break
             turn += 1
-        took_s = time.perf_counter() - begin_s
-        rate = turn * blocks * self.memory.block_bytes / took_s / 1e9
+            last_s = time.perf_counter()
+        rate = turn * blocks * self.memory.block_bytes / max(last_s - begin_s, 1e-9) / 1e9
         return {"moves": turn, "gb_s": rate, "failed": self.failed}
 
     async def halt(self) -> None:

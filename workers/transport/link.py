@@ -55,7 +55,9 @@ class Link:
             word = json.loads(line)
             if not isinstance(word, dict) or "word" not in word:
                 raise LinkLost(f"the peer said {line[:80]!r}, which is no word of ours")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise LinkLost("the peer closed the connection, or its process is gone") from None
+        except (asyncio.LimitOverrunError, OSError) as error:
             raise LinkLost(f"the peer's connection ended: {error}") from None
         except ValueError as error:
             raise LinkLost(f"the peer said what is no JSON: {error}") from None
