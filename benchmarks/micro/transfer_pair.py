@@ -39,7 +39,7 @@ class SideProcess:
             f"cuda:{rank}",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")},
+            env=dict(os.environ),
             limit=2**22,
         )
         side = cls(rank, process)

@@ -32,14 +32,19 @@ from workers.transport.offer import Facts
 from workers.transport.streams import seconds_between, side_stream, stopwatch
 from workers.transport.wire import Joint
 
-CHUNK_BYTES = 64 * 2**20
-SLOTS = 3
-"""Chunks in flight a direction: one packed, one on the wire, one unpacked."""
+CHUNK_BYTES = 128 * 2**20
+"""NCCL gives a message a channel for each 16 MiB: a smaller chunk leaves half of them idle."""
+SLOTS = 2
+"""Chunks staged a direction: one is packed or unpacked while the other is on the wire."""
 PROGRAMS = 128
 """Programs of a gather or scatter where NCCL is not limited either."""
 PROGRAMS_A_CTA = 4
 _NEVER = timedelta(days=1)
-_KEEP_OUT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_KEEP_OUT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 
 
 class NcclWire:
@@ -106,6 +111,7 @@ class NcclWire:
         kind: Any = dist.ProcessGroupNCCL
         options = kind.Options()
         options._timeout = _NEVER
+        options.is_high_priority_stream = True  # as streams.side_stream, and for the same reason
         if self._max_ctas is not None:
             options.config.max_ctas = self._max_ctas
         options.global_ranks_in_group = [0, 1]
@@ -162,7 +168,7 @@ class NcclChannel:
                     sent[turn - SLOTS].wait()  # the stream waits, not the thread
                 packed = slots[turn % SLOTS][: len(part)]
                 pack.gather(self._memory.words, part, packed, self._programs)
-                sent.append(self._outward.send([packed], self._peer, 0))
+                sent.append(_posted(self._outward, "send", packed, self._peer))
             for work in sent[-SLOTS:]:
                 work.wait()
             end.record(gathering)
@@ -190,7 +196,7 @@ class NcclChannel:
                 if turn >= SLOTS:
                     gate.wait_event(emptied[turn - SLOTS])
                 with torch.cuda.stream(gate):  # NCCL waits for what is on the current stream
-                    work = self._inward.recv([packed], self._peer, 0)
+                    work = _posted(self._inward, "recv", packed, self._peer)
                 with torch.cuda.stream(scattering):
                     work.wait()
                     pack.scatter(packed, into, part, self._programs)
@@ -205,8 +211,11 @@ class NcclChannel:
         if self._aborted:
             return
         self._aborted = True
-        for group in (self._outward, self._inward):
-            group.abort()
+        aborting = [threading.Thread(target=g.abort) for g in (self._outward, self._inward)]
+        for thread in aborting:  # each takes half a second
+            thread.start()
+        for thread in aborting:
+            thread.join()
         with self._sending, self._receiving:
             self._staged.clear()
 
@@ -234,3 +243,10 @@ class NcclChannel:
                 torch.empty(shape, dtype=torch.int64, device=device) for _ in range(SLOTS)
             ]
         return self._staged[half]
+
+
+def _posted(group: Any, half: str, packed: Tensor, peer: int) -> Any:
+    """Enqueue one half; in a batch of its own, without which torch warns in every process."""
+    group._start_coalescing()
+    getattr(group, half)([packed], peer, 0)
+    return group._end_coalescing()
