@@ -1,12 +1,14 @@
-"""A GPU as busy as with a decode step: what a transfer beside it is measured against.
+"""A GPU that decodes: what a transfer beside it is measured against.
 
-The step is a CUDA graph with the work of one decode step of the Qwen3-0.6B shape: for each of 28
-layers the four linears of 64 rows and a read of the K/V of 64 sequences of 1,024 tokens, then the
-head. The reads go through a fresh part of a large buffer in every layer, so no cache helps.
+The worker's own runner decodes 64 sequences of 1,024 tokens of the Qwen3-0.6B shape, each step
+launched while the one before computes, on a thread of its own, as in a worker. The tokens come
+back through pinned memory and an event. (A read such as `.item()` would keep the driver's lock
+until the step is over, and with it every other thread that wants something of the device.)
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -14,13 +16,21 @@ from dataclasses import dataclass
 
 import torch
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCABULARY = 28, 1024, 16, 8, 128, 3072, 151_936
-BATCH, CONTEXT = 64, 1024
+from lmpoold.protocol.request import Sampling
+from lmpoold.text.folder import cache_root, resolve
+from workers.model.batch import Row
+from workers.model.cuda_build import build_cuda_runner
+from workers.model.device_sample import DeviceSampler
+from workers.model.sample import SamplingRow
+from workers.model.weights import load
+
+BATCH, CONTEXT, BLOCK = 64, 1024, 256
+ROW_BLOCKS = CONTEXT // BLOCK + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How steps went: median and 95th percentile on the device, and the longest by the clock."""
+    """How steps went: on the device, and by the clock of the thread that launches them."""
 
     count: int
     device_ms: float
@@ -30,55 +40,30 @@ class Steps:
 
 
 class DecodeLoad:
-    """Runs steps one after another on a thread and a stream of its own, reading after each.
-
-    It reads as an engine has to: a copy into pinned memory, and an event. A copy into ordinary
-    memory (`.cpu()`, `.item()`) keeps the driver's lock until the step is over, and with it every
-    other thread that wants something of the device.
-    """
+    """Decodes from `start` to `stop`."""
 
     def __init__(self, device: torch.device) -> None:
-        """Allocate some 9 GB and capture the step."""
+        """Build a runner with a pool of its own; takes a while, and must not meet another load."""
         torch.cuda.set_device(device)
         self._device = device
-        dtype = torch.bfloat16
-
-        def weight(rows: int, columns: int) -> torch.Tensor:
-            return torch.randn(rows, columns, device=device, dtype=dtype) * 0.02
-
-        qkv = HEADS * HEAD_DIM + 2 * KV_HEADS * HEAD_DIM
-        shapes = (
-            (HIDDEN, qkv),
-            (HEADS * HEAD_DIM, HIDDEN),
-            (HIDDEN, 2 * INNER),
-            (INNER, HIDDEN),
+        loaded = load(resolve("random:qwen3-0.6b", cache=cache_root(os.environ)), device=device)
+        self._runner, pool = build_cuda_runner(
+            loaded,
+            block_size=BLOCK,
+            blocks=BATCH * ROW_BLOCKS,
+            max_rows=BATCH,
+            max_tokens=BATCH,
+            max_model_len=2 * CONTEXT,
+            make_sampler=DeviceSampler,
         )
-        self._layers = [[weight(*shape) for shape in shapes] for _ in range(LAYERS)]
-        self._head = weight(HIDDEN, VOCABULARY)
-        words = BATCH * CONTEXT * 2 * KV_HEADS * HEAD_DIM * 2 // 8
-        self._kv = torch.randint(0, 2**40, (LAYERS, words), device=device)
-        self._x = weight(BATCH, HIDDEN)
-        self._stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(self._stream):
-            for _ in range(3):
-                self._step()
-        self._stream.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._drawn = self._step()
-        self._read = torch.empty(BATCH, dtype=torch.int64, pin_memory=True)
+        pool.data.normal_()
+        torch.cuda.synchronize(device)
+        self._sampling = [
+            SamplingRow(sampling=Sampling(max_tokens=1), index=at) for at in range(BATCH)
+        ]
         self._stop = threading.Event()
         self._taken: list[tuple[float, float]] = []
         self._thread: threading.Thread | None = None
-
-    def _step(self) -> torch.Tensor:
-        x = self._x
-        for (qkv, out, gate_up, down), kv in zip(self._layers, self._kv, strict=True):
-            mixed = (x @ qkv)[:, : HEADS * HEAD_DIM] + kv.sum().to(x.dtype) * 0
-            x = x + mixed @ out
-            gate, up = (x @ gate_up).chunk(2, dim=-1)
-            x = x + (torch.nn.functional.silu(gate) * up) @ down
-        return (x @ self._head).argmax(dim=-1)
 
     def start(self) -> None:
         """Begin to step."""
@@ -102,15 +87,34 @@ class DecodeLoad:
             max(walls),
         )
 
+    def _rows(self, *, first: bool) -> list[Row]:
+        return [
+            Row(
+                tokens=[7],
+                start=CONTEXT - 1,
+                block_table=list(range(row * ROW_BLOCKS, (row + 1) * ROW_BLOCKS)),
+                after=None if first else row,
+            )
+            for row in range(BATCH)
+        ]
+
     def _run(self) -> None:
         torch.cuda.set_device(self._device)
-        begin, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        flight, ended = self._launch(first=True)
+        flight.result()
+        at_s = time.perf_counter()
+        flight, later = self._launch(first=False)
         while not self._stop.is_set():
-            at_s = time.perf_counter()
-            with torch.cuda.stream(self._stream):
-                begin.record(self._stream)
-                self._graph.replay()
-                self._read.copy_(self._drawn, non_blocking=True)
-                end.record(self._stream)
-            end.synchronize()
-            self._taken.append((begin.elapsed_time(end), (time.perf_counter() - at_s) * 1000))
+            following, latest = self._launch(first=False)
+            flight.result()
+            now_s = time.perf_counter()
+            later.synchronize()
+            self._taken.append((ended.elapsed_time(later), (now_s - at_s) * 1000))
+            flight, ended, later, at_s = following, later, latest, now_s
+        flight.result()
+
+    def _launch(self, *, first: bool):  # type: ignore[no-untyped-def]
+        flight = self._runner.launch(self._rows(first=first), self._sampling)
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return flight, event

@@ -149,6 +149,7 @@ class Run:
     async def interference(self, way: str) -> None:
         """A decode step on each side, alone and beside moves without a pause."""
         pair = await self.sides()
+        await pair.both("load_build")
         await pair.both("pool", block_tokens=256, blocks=POOL_BLOCKS)
         await pair.connect(way)
         alone = await self._loaded(pair, None)
@@ -196,6 +197,7 @@ class Run:
     async def death(self, way: str, victim: int) -> None:
         """SIGKILL one side amid moves; the other decodes on and moves with its successor."""
         pair = await self.sides()
+        await pair.both("load_build")
         await pair.both("pool", block_tokens=256, blocks=POOL_BLOCKS)
         await pair.connect(way)
         dead, survivor = (pair.source, pair.target)[:: 1 if victim == 0 else -1]
@@ -253,7 +255,7 @@ async def measure(out: Path | None, revision: str, rounds: int, only: tuple[str,
         (f"table {way} {tokens}", 60, partial(run.table, way, tokens))
         for way, tokens in (*cases, ("nccl:max_ctas=8", 256))
     ]
-    sections += [(f"interference {way}", 40, partial(run.interference, way)) for way in WAYS]
+    sections += [(f"interference {way}", 75, partial(run.interference, way)) for way in WAYS]
     sections += [
         (f"death {way} {victim}", 75, partial(run.death, way, victim))
         for way in ("peer", "nccl:max_ctas=8")

@@ -189,10 +189,14 @@ class Side:
         await self.transport.close(self.peer)
         return time.perf_counter() - at_s
 
+    async def load_build(self) -> None:
+        """Have something to decode with; before there is a transport, which it could meet."""
+        if self.load is None:
+            self.load = await asyncio.to_thread(DecodeLoad, self.device)
+
     async def load_start(self) -> None:
         """Begin to decode."""
-        if self.load is None:
-            self.load = DecodeLoad(self.device)
+        assert self.load is not None
         self.load.start()
 
     async def load_stop(self) -> dict[str, Any]:

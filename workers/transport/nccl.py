@@ -91,7 +91,10 @@ class NcclWire:
         return {"host": self._host, "port": self._store.port, "chunk_blocks": self._chunk_blocks}
 
     def connect(self, joint: Joint) -> NcclChannel:
-        """See `wire.Wire`. Waits for ever if the peer dies meanwhile: threads only."""
+        """See `wire.Wire`. The communicators themselves are made by the first block each way.
+
+        Making one waits for ever if the peer dies meanwhile, so that is for threads only.
+        """
         assert self._store is not None
         torch.cuda.set_device(self._memory.device)
         store = pair_store(self._store, joint)
@@ -116,11 +119,8 @@ class NcclWire:
             options.config.max_ctas = self._max_ctas
         options.global_ranks_in_group = [0, 1]
         options.group_name = joint.session
-        group: Any = kind(store, 0 if joint.low else 1, 2, options)
-        group.bound_device_id = self._memory.device
-        group.eager_connect_single_device(self._memory.device)
-        communicator: Group = group
-        return communicator
+        group: Group = kind(store, 0 if joint.low else 1, 2, options)
+        return group
 
 
 class NcclChannel:
@@ -168,7 +168,7 @@ class NcclChannel:
                     sent[turn - SLOTS].wait()  # the stream waits, not the thread
                 packed = slots[turn % SLOTS][: len(part)]
                 pack.gather(self._memory.words, part, packed, self._programs)
-                sent.append(_posted(self._outward, "send", packed, self._peer))
+                sent.append(self._outward.send([packed], self._peer, 0))
             for work in sent[-SLOTS:]:
                 work.wait()
             end.record(gathering)
@@ -196,7 +196,7 @@ class NcclChannel:
                 if turn >= SLOTS:
                     gate.wait_event(emptied[turn - SLOTS])
                 with torch.cuda.stream(gate):  # NCCL waits for what is on the current stream
-                    work = _posted(self._inward, "recv", packed, self._peer)
+                    work = self._inward.recv([packed], self._peer, 0)
                 with torch.cuda.stream(scattering):
                     work.wait()
                     pack.scatter(packed, into, part, self._programs)
@@ -243,10 +243,3 @@ class NcclChannel:
                 torch.empty(shape, dtype=torch.int64, device=device) for _ in range(SLOTS)
             ]
         return self._staged[half]
-
-
-def _posted(group: Any, half: str, packed: Tensor, peer: int) -> Any:
-    """Enqueue one half; in a batch of its own, without which torch warns in every process."""
-    group._start_coalescing()
-    getattr(group, half)([packed], peer, 0)
-    return group._end_coalescing()
