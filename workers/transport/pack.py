@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE_WORDS = 2048
+TILE_WORDS = 8192
+"""64 KiB in flight a program: so few programs reach the wire's speed even beside a busy model."""
+WARPS = 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,5 +71,5 @@ def _launch(
         tiles,
         rows * tiles,
         TILE=TILE_WORDS,
-        num_warps=8,
+        num_warps=WARPS,
     )

@@ -242,7 +242,8 @@ class PairTransport:
             error = proving.exception()
             why = "" if error is None else str(error) or type(error).__name__
             link.say("verdict", why=why)
-            why = why or str((await verdict)["why"])
+            theirs_why = str((await verdict)["why"])  # heard in any case: the next way has its own
+            why = why or theirs_why
             taken = not why
             return (made[0], "") if taken else (None, why)
         finally:
