@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from lmpoold.protocol.errors import TransferFailed
+from lmpoold.protocol.errors import TransferFailed, TransferTimeout
 from workers.transport.gloo import GlooChannel, GlooWire
 from workers.transport.memory import PoolMemory
 from workers.transport.port import Move
@@ -166,4 +166,17 @@ async def test_a_cancelled_move_takes_its_pair_down_and_open_makes_it_again():
     move = Move("again", 1, 0, (4,), (6,))
     await asyncio.gather(two.send(move, deadline_s=5), one.receive(move, deadline_s=5))
     assert torch.equal(memory_two.words[4], memory_one.words[6])
+    await asyncio.gather(one.stop(), two.stop())
+
+
+async def test_a_peer_that_calls_again_has_lost_the_pair_whatever_its_old_link_says():
+    (one, memory_one), (two, memory_two) = side(0, GlooWire), side(1, GlooWire)
+    await opened(one, two)
+    forgotten = two._standing.pop(0)  # its end of the link stays open, as when a cable is cut
+    with pytest.raises(TransferTimeout):
+        await two.open(0, "e", one.offer(), deadline_s=0.5)
+    assert one.way(1) == ""
+    assert await open_both(one, two) == [None, None]
+    await check_move(one, two, memory_one, memory_two)
+    await forgotten.pair.end("test over")
     await asyncio.gather(one.stop(), two.stop())

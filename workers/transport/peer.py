@@ -8,6 +8,9 @@ peer's process: the copies end by themselves even when it is stopped or dead.
 That is why a destination must check the plan before it publishes: memory of a source that died
 reads on without an error. A mapping also keeps a dead peer's memory from its successor, so the
 pair's end unmaps at once.
+
+Both processes have to see both GPUs: a worker is given its own by `--device cuda:1`, not by a
+CUDA_VISIBLE_DEVICES that hides its peers'.
 """
 
 from __future__ import annotations
