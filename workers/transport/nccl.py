@@ -38,7 +38,8 @@ SLOTS = 2
 """Chunks staged a direction: one is packed or unpacked while the other is on the wire."""
 PROGRAMS = 128
 """Programs of a gather or scatter where NCCL is not limited either."""
-PROGRAMS_A_CTA = 4
+PROGRAMS_A_CTA = 2
+"""Where it is limited: packing, too, takes its multiprocessors from the model."""
 _NEVER = timedelta(days=1)
 _KEEP_OUT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
