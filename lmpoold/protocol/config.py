@@ -7,6 +7,10 @@ from dataclasses import dataclass, fields
 from lmpoold.protocol.errors import ConfigError
 
 
+SWITCHES = frozenset({"fetch", "fetch_ratio"})
+"""Constants that mean something at 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConstants:
     """The numbers of the route rule and of every limit; stored in `cfg`, changeable there.
@@ -40,11 +44,32 @@ class PoolConstants:
     """Entries an output stream keeps, about."""
     default_deadline_ms: int = 600_000
     """Deadline of a request that names none, from when lmpoold reads it."""
+    fetch: int = 1
+    """1: a route may bring a prefix along from a neighbour; 0: it may not."""
+    fetch_ratio: float = 1.5
+    """Computing a prefix must cost this many times what moving it does."""
+    fetch_min_blocks: int = 1
+    """Fewer missing blocks than this are computed."""
+    fetch_wait_ms: int = 2000
+    """How long a request waits for its prefix before the worker computes it."""
+    plan_prepare_ms: int = 2000
+    """How long both sides of a plan may take to prepare."""
+    plan_execute_ms: int = 10_000
+    """How long the blocks of a plan may travel."""
+    plan_settle_ms: int = 2000
+    """How often a side is asked again to clear up or to stop."""
+    plan_fence_ms: int = 30_000
+    """How long a living side may leave that undone before its epoch is ended."""
+    plan_ttl_s: int = 600
+    """How long the record of a settled plan is kept."""
+    plans_per_rank: int = 4
+    """Plans that a rank takes part in at once, at most."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least = 0 if field.name.startswith("w_") else 1
+            may_be_zero = field.name.startswith("w_") or field.name in SWITCHES
+            least = 0 if may_be_zero else 1
             if not value >= least:
                 raise ConfigError(f"{field.name} must be at least {least}, got {value}")
 

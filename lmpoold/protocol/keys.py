@@ -70,8 +70,31 @@ class Keyspace:
         """STRING PX: the lmpoold that leads."""
         return self.prefix + "sched:lead"
 
+    @property
+    def plans(self) -> str:
+        """ZSET of live transfer plans, by the deadline of their phase (unix ms)."""
+        return self.prefix + "plans"
+
+    @property
+    def plan_log(self) -> str:
+        """STREAM of settled and refused plans with their figures."""
+        return self.prefix + "plans:log"
+
+    @property
+    def links(self) -> str:
+        """HASH `source>destination` -> what moving blocks costs on that link."""
+        return self.prefix + "links"
+
+    def plan(self, plan_id: str) -> str:
+        """HASH of a transfer plan."""
+        return f"{self.prefix}plan:{plan_id}"
+
+    def rank_facts(self, rank: int) -> str:
+        """HASH of what a rank's worker says of itself."""
+        return f"{self.prefix}r:{rank}:info"
+
     def worker(self, rank: int) -> str:
-        """STREAM of routes and cancels for a rank; group `w`."""
+        """STREAM of routes, cancels and plan orders for a rank; group `w`."""
         return f"{self.prefix}w:{rank}"
 
     def out(self, client: str) -> str:

@@ -62,7 +62,8 @@ end
 -- matter, a read costs as much as the match. `configure` forgets them at once.
 local NUMBERS = {'block_size', 'w_wait', 'w_run', 'w_seq', 'w_decode', 'w_prefill', 'w_reclaim',
   'resv_ttl_ms', 'max_parked', 'req_ttl_s', 'out_ttl_ms', 'out_maxlen', 'default_deadline_ms',
-  'max_ingress'}
+  'max_ingress', 'fetch', 'fetch_ratio', 'fetch_min_blocks', 'fetch_wait_ms', 'plan_prepare_ms',
+  'plan_execute_ms', 'plan_settle_ms', 'plan_fence_ms', 'plan_ttl_s', 'plans_per_rank'}
 local CFG_AGE_MS, cfg_seen = 1000, {}
 local function read_cfg(now)
   local g = cfg_seen[P]

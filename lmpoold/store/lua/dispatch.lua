@@ -49,7 +49,7 @@ local function route_one(g, cache, r, draw)
   local n = #r.hashes / DIGITS
   local ranks = read_ranks(cache, r.cands)
   local terms = {}
-  local rank, hit, need, reason = choose(g, cache, ranks, r.hashes, n, r.ntok, draw, r.attempt, terms)
+  local rank, hit, need, reason, deepest = choose(g, cache, ranks, r.hashes, n, r.ntok, draw, r.attempt, terms)
   if not rank then return park(g, r, deadline, terms) end
   if r.source == 'parked' then unpark(r.id) end
   local c = cache.rows[rank]
@@ -58,8 +58,11 @@ local function route_one(g, cache, r, draw)
   c.resv, c.resv_tok, c.dirty = c.resv + need, c.resv_tok + work, true
   call('HSET', c.resv_key, r.id .. '.' .. r.attempt,
     fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms, n > 0 and sub(r.hashes, -DIGITS) or '-'))
+  local plan, fetched
+  if deepest > hit then plan, fetched = fetch(g, cache, ranks, r, n, rank, hit) end
+  if fetched then terms[#terms + 1] = 'fetch'; terms[#terms + 1] = fetched end
   local entry = call('XADD', P .. 'w:' .. rank, '*', 'kind', 'route', 'id', r.id, 'attempt', r.attempt,
-    'hit', hit, 'p', r.payload, 'tokens', r.tokens)
+    'hit', hit, 'p', r.payload, 'tokens', r.tokens, 'plan', plan or '', 'wait_ms', g.fetch_wait_ms)
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
     'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
     'reason', reason, unpack(terms))

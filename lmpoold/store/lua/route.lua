@@ -56,5 +56,5 @@ local function choose(g, cache, ranks, b, n, ntok, draw, attempt, terms)
   elseif best_hit > 0 then reason = best_hit < deepest and 'shorter_prefix_cheaper' or 'prefix_hit'
   elseif deepest > 0 then reason = 'load_outweighs_prefix'
   elseif n > 0 then reason = 'no_prefix_hit' end
-  return best, best_hit, best_need, reason
+  return best, best_hit, best_need, reason, deepest
 end

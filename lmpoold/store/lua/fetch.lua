@@ -1,0 +1,53 @@
+--[[ fetch: whether a request's prefix is brought along from a neighbour of the rank it goes to.
+
+KEYS[1]  load       HASH    rank rows
+
+Holds    A plan is opened before the request is dispatched, so the worker reads its order first.
+         Of requests that lack the same blocks on a rank, the first opens the plan, the others join.
+         It pays when computing the blocks costs fetch_ratio times what moving them does; without
+         a measured link and a learnt prefill rate nothing is moved.
+]]
+-- The neighbour from which the blocks behind `hit` come cheapest: rank, depth there, us saved, us spent.
+local function neighbour(g, cache, ranks, r, n, rank, hit)
+  local best, deepest, best_saved, best_spent
+  local pace = call('HGET', rank_key(rank, 'info'), 'prefill_us')
+  for i = 1, #ranks do
+    local other, c = ranks[i], cache.rows[ranks[i]]
+    if c and c.live and other ~= rank then
+      local blocks = depth(c.pages, r.hashes, n, hit) - hit
+      if blocks >= g.fetch_min_blocks then
+        local fixed, each = match(call('HGET', P .. 'links', other .. '>' .. rank) or '', '^(%d+) (%d+)')
+        local us = tonumber(pace or call('HGET', rank_key(other, 'info'), 'prefill_us') or '')
+        if fixed and us then
+          local saved, spent = blocks * g.block_size * us, fixed + blocks * each
+          if not best or saved - g.fetch_ratio * spent > best_saved - g.fetch_ratio * best_spent then
+            best, deepest, best_saved, best_spent = other, hit + blocks, saved, spent
+          end
+        end
+      end
+    end
+  end
+  return best, deepest, best_saved, best_spent
+end
+
+-- Returns the plan to wait for, or nil, and what `explain` says about it, or nil if there was no choice.
+local function fetch(g, cache, ranks, r, n, rank, hit)
+  if g.fetch == 0 then return nil end
+  local from, deep, saved, spent = neighbour(g, cache, ranks, r, n, rank, hit)
+  if not from then return nil end
+  local numbers = fmt('from=%s to=%s blocks=%d saved_us=%.0f cost_us=%.0f', from, rank, deep - hit, saved, spent)
+  local leaf = sub(r.hashes, (deep - 1) * DIGITS + 1, deep * DIGITS)
+  local open = read_plan(call('HGET', rank_key(rank, 'incoming'), leaf) or '')
+  if open and open.dst_epoch == cache.rows[rank].epoch and open.phase ~= 'abort' then
+    return open.id, 'joins ' .. numbers
+  end
+  if saved < g.fetch_ratio * spent then return nil, 'refused low_benefit ' .. numbers end
+  if busy(g, from) or busy(g, rank) then return nil, 'refused busy ' .. numbers end
+  local id = r.id .. '.' .. r.attempt
+  if call('EXISTS', P .. 'plan:' .. id) == 1 then return nil, 'refused repeated ' .. numbers end
+  call('HSET', rank_key(rank, 'incoming'), leaf, id)
+  open_plan(g, {id = id, mode = 'copy', why = 'fetch', src = from, dst = rank,
+    src_epoch = cache.rows[from].epoch, dst_epoch = cache.rows[rank].epoch,
+    hashes = sub(r.hashes, 1, deep * DIGITS), first = hit, cost_us = fmt('%.0f', spent)})
+  return id, 'opened ' .. numbers
+end
