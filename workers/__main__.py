@@ -33,6 +33,13 @@ from workers.daemon.settings import WorkerConfig
 @click.option("--threads", default=max(1, (os.cpu_count() or 2) // 2), help="CPU threads.")
 @click.option("--max-num-seqs", default=64, help="Sequences that run at once.")
 @click.option("--max-batched-tokens", default=512, help="Tokens a step computes at most.")
+@click.option(
+    "--transport",
+    default="auto",
+    type=click.Choice(["auto", "peer", "nccl", "gloo", "off"]),
+    help="How K/V goes to other workers and comes from them.",
+)
+@click.option("--check/--no-check", default=False, help="Assert the blocks' invariants; for tests.")
 @click.option("--log-level", default="info")
 @click.version_option(package_name="lmpool")
 @click.pass_context

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 
 from lmpoold.protocol.errors import ConfigError
 
-
 SWITCHES = frozenset({"fetch", "fetch_ratio"})
 """Constants that mean something at 0."""
 
@@ -52,7 +51,7 @@ class PoolConstants:
     """Fewer missing blocks than this are computed."""
     fetch_wait_ms: int = 2000
     """How long a request waits for its prefix before the worker computes it."""
-    plan_prepare_ms: int = 2000
+    plan_prepare_ms: int = 5000
     """How long both sides of a plan may take to prepare."""
     plan_execute_ms: int = 10_000
     """How long the blocks of a plan may travel."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.request import Sampling
+from lmpoold.protocol.transfer import ORDERS, PlanOrder, read_order
 
 PROTOCOL = "1"
 """Version of these messages and of the function library; a worker with another one is refused."""
@@ -62,7 +63,12 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A request that `route` gave to a worker."""
+    """A request that `route` gave to a worker.
+
+    Attributes:
+        plan: the transfer plan that brings blocks of its prompt, "" if none does.
+        wait_s: how long to wait for it before computing them.
+    """
 
     entry: str
     id: str
@@ -70,6 +76,8 @@ class Dispatch:
     hit: int
     payload: Payload
     tokens: list[int]
+    plan: str = ""
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ def decode_tokens(text: str | bytes) -> list[int]:
         raise DecodeError("token ids must be whole numbers parted by blanks") from None
 
 
-def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch | Cancel:
+def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch | Cancel | PlanOrder:
     """Read one entry of a worker stream.
 
     Raises: DecodeError: the entry is none of ours.
@@ -108,9 +116,13 @@ def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch |
                     hit=int(values[b"hit"]),
                     payload=Payload.decode(values[b"p"]),
                     tokens=decode_tokens(values[b"tokens"]),
+                    plan=values.get(b"plan", b"").decode(),
+                    wait_s=int(values.get(b"wait_ms", b"0")) / 1000,
                 )
             case b"cancel":
                 return Cancel(entry, values[b"id"].decode())
+            case kind if kind.decode() in ORDERS:
+                return read_order(entry, values)
             case kind:
                 raise DecodeError(f"unknown kind {kind!r}")
     except (KeyError, ValueError) as error:

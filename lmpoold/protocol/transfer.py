@@ -105,6 +105,10 @@ def split_hashes(text: str) -> tuple[PrefixHash, ...]:
     return tuple(PrefixHash(text[start : start + HASH_DIGITS]) for start in ends)
 
 
+NO_HASH = PrefixHash("")
+"""Where an order has nothing to say of a domain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
     """What a participant is to do for a plan; one entry of its worker stream.
@@ -139,7 +143,7 @@ class PlanOrder:
     limit_ms: int = 0
     refs: tuple[BlockRef, ...] = ()
     tokens: str = ""
-    root: PrefixHash = PrefixHash("")
+    root: PrefixHash = NO_HASH
 
 
 ORDERS = frozenset({f"plan_{name}" for name in ("prepare", "execute", "finalize", "abort")}) | {

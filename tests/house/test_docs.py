@@ -21,7 +21,7 @@ FRONT = text_of(ROOT / "README.md")
 STORE = text_of(ROOT / "lmpoold" / "store" / "README.md")
 MODULES = [module.name for module in pkgutil.iter_modules(lmpoold.protocol.__path__)]
 PLACES = {"rank": "<k>", "client": "<client>", "request_id": "<id>", "epoch": "<epoch>"}
-PLACES["version"] = "<version>"
+PLACES |= {"version": "<version>", "plan_id": "<id>"}
 
 
 def _public_members(owner, module_name):

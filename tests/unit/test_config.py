@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from lmpoold.protocol.config import PoolConstants, PoolIdentity
+from lmpoold.protocol.config import SWITCHES, PoolConstants, PoolIdentity
 from lmpoold.protocol.errors import ConfigError
 
 NAMES = [field.name for field in fields(PoolConstants)]
@@ -12,7 +12,7 @@ NAMES = [field.name for field in fields(PoolConstants)]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_constant_below_its_least_value_is_refused_by_name(name):
-    least = 0 if name.startswith("w_") else 1
+    least = 0 if name.startswith("w_") or name in SWITCHES else 1
     PoolConstants(**{name: least})
     with pytest.raises(ConfigError, match=rf"^{name} must be at least {least}"):
         PoolConstants(**{name: least - 1})

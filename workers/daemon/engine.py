@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.messages import Dispatch, Output
 from lmpoold.protocol.views import Ended
+from workers.core.handoff import Handoff
+from workers.core.pace import Pace
 from workers.core.schedule import Batch, Scheduler
 from workers.core.sequence import Sequence as Progress
 from workers.daemon.answers import Answer, Vocabulary, logprobs_text
@@ -73,11 +75,22 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """Do something to the blocks held for transfer plans, between two steps.
+
+    `act` gets the handoff and the pool's clock; `done` is called with its result, on this thread.
+    """
+
+    act: Callable[[Handoff, float], Any]
+    done: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread."""
 
 
-Command = Add | Abort | Reset | Stop
+Command = Add | Abort | Reset | Handover | Stop
 
 
 @dataclass(slots=True)
@@ -95,6 +108,7 @@ class Engine:
 
     Attributes:
         failure: what ended the thread, None while it lives or after Stop.
+        pace: how fast it prefills, as learnt so far; its numbers may be read from any thread.
     """
 
     def __init__(
@@ -107,6 +121,7 @@ class Engine:
         decode_weight: float,
         clock_offset_s: float,
         report: Callable[[StepReport | None], None],
+        check: bool = False,
     ) -> None:
         """Prepare the thread.
 
@@ -118,6 +133,7 @@ class Engine:
             decode_weight: prefill tokens that one output token counts for in the load.
             clock_offset_s: the server's unix time minus this host's.
             report: called on this thread with each report, and with None when it ends.
+            check: assert every invariant after each handover; a broken one ends the thread.
         """
         self._scheduler = scheduler
         self._plant = plant
@@ -126,6 +142,9 @@ class Engine:
         self._decode_weight = decode_weight
         self._clock_offset_s = clock_offset_s
         self._report = report
+        self._check = check
+        self._handoff = Handoff(scheduler.pool)
+        self.pace = Pace()
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[str, Answer] = {}
         self._deadlines: list[tuple[int, str, int]] = []
@@ -192,6 +211,11 @@ class Engine:
                         self._out = _Outbox()
                     self._epoch = epoch
                     self._out.snapshot = True
+                case Handover(act, done):
+                    done(act(self._handoff, time.monotonic()))
+                    if self._check:
+                        self._scheduler.check()
+                        self._handoff.check()
                 case Stop():
                     return False
 
@@ -252,7 +276,13 @@ class Engine:
         self._stalled = not batch.rows
         if self._stalled:
             return  # somebody else holds the blocks it needs
+        began_s = time.monotonic()
         drawn = self._plant.run(batch)
+        self.pace.observe(
+            sum(chunk.length for chunk in batch.prefills),
+            len(batch.decodes),
+            time.monotonic() - began_s,
+        )
         tokens = [one.token for one in drawn]
         results = self._scheduler.complete(batch, tokens, time.monotonic())
         for result, one in zip(results, drawn, strict=True):

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
 from lmpoold.protocol.messages import Cancel, Dispatch, read_worker_message
+from lmpoold.protocol.transfer import PlanOrder
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
 from workers.daemon.engine import Abort, Add, Command
+from workers.daemon.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,13 @@ class WorkerInbox:
         *,
         rank: int,
         epoch: str,
+        transfers: Transfers | None = None,
     ) -> None:
-        """Hand what `inbox` brings to `tell`."""
+        """Hand what `inbox` brings to `tell`, orders of plans to `transfers`."""
         self._store = store
         self._inbox = inbox
         self._tell = tell
+        self._transfers = transfers
         self._rank = rank
         self._epoch = epoch
         self._after_loss = True
@@ -64,16 +68,25 @@ class WorkerInbox:
                 continue
             match message:
                 case Dispatch():
-                    self._tell(Add(message))
+                    self._add(message)
                     taken.append(message)
                 case Cancel():
+                    if self._transfers is not None:
+                        self._transfers.release(message.id)
                     self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
+                    done.append(entry)
+                case PlanOrder():
+                    # Kept in memory from here on: with this process ends the epoch it is for.
+                    if self._transfers is not None:
+                        self._transfers.take(message)
                     done.append(entry)
         if taken and doubtful:
             pairs = [(dispatch.id, dispatch.attempt) for dispatch in taken]
             dropped = set(await self._store.admit(self._rank, self._epoch, pairs))
             for dispatch in taken:
                 if dispatch.id in dropped:
+                    if self._transfers is not None:
+                        self._transfers.forget(dispatch.id)
                     self._tell(Abort(dispatch.id))
                     done.append(dispatch.entry)
         if done:
@@ -83,3 +96,8 @@ class WorkerInbox:
                 self._store.redis.xack(stream, WORKER_GROUP, *done),
                 self._store.redis.xdel(stream, *done),
             )
+
+    def _add(self, dispatch: Dispatch) -> None:
+        """Give a request to the engine, now or when the plan that brings its prefix is over."""
+        if self._transfers is None or not dispatch.plan or not self._transfers.hold(dispatch):
+            self._tell(Add(dispatch))

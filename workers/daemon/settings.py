@@ -24,6 +24,8 @@ class WorkerConfig:
         max_num_seqs: most sequences that run at once.
         max_batched_tokens: most tokens a step computes.
         block_size: 0 takes the pool's; another one than the pool's is refused.
+        transport: how blocks go to other workers: auto, peer, nccl, gloo, or off.
+        check: assert every invariant of the blocks whenever a plan touches them.
         start_timeout_s: how long to wait for a server, a pool and a free rank.
     """
 
@@ -40,6 +42,8 @@ class WorkerConfig:
     max_num_seqs: int = 64
     max_batched_tokens: int = 512
     block_size: int = 0
+    transport: str = "auto"
+    check: bool = False
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ end
 local function read_plan(id)
   local key = P .. 'plan:' .. id
   local v = call('HMGET', key, unpack(PLAN))
-  if not v[1] then return nil, err('MISSING', 'no plan ' .. id .. '; it is over since long') end
+  if not v[1] then return nil end
   local p = {id = id, key = key}
   for i = 1, #PLAN do p[PLAN[i]] = v[i] or '' end
   return p

@@ -68,8 +68,10 @@ end
 local function begin(a)
   local g, problem = read_cfg((now_ms()))
   if not g then return nil, nil, nil, problem end
-  local p, missing = read_plan(a[1])
-  if not p then return nil, nil, nil, missing end
+  local p = read_plan(a[1])
+  if not p then
+    return nil, nil, nil, err('MISSING', 'no plan ' .. a[1] .. '; it was settled and its record is gone')
+  end
   local side, stale = side_of(p, a[2], a[3])
   if not side then return nil, nil, nil, stale end
   return g, p, side
@@ -80,7 +82,13 @@ local function plan_abort(a)
   if not g then return problem end
   local open = p.phase == 'prepare' or p.phase == 'execute'
   if (open or p.phase == 'abort') and a[5] == '1' then say(p, side, 'stopped') end
-  if open then abort_plan(g, p, a[4]) elseif p.phase == 'abort' then aborted(g, p) end
+  if open then abort_plan(g, p, a[4])
+  elseif p.phase == 'abort' then aborted(g, p)
+  elseif p.phase == 'publish' and side == 'src' and p.src_said == 'prepared' then
+    -- The destination has all of it, whatever went wrong on this side.
+    say(p, 'src', 'sent')
+    order(p, 'src', 'finalize', 'limit_ms', g.plan_settle_ms)
+  end
   return p.phase
 end
 
