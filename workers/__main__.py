@@ -39,6 +39,7 @@ from workers.daemon.settings import WorkerConfig
     type=click.Choice(["auto", "peer", "nccl", "gloo", "off"]),
     help="How K/V goes to other workers and comes from them.",
 )
+@click.option("--transfer-host", default="127.0.0.1", help="Where other workers reach this one.")
 @click.option("--check/--no-check", default=False, help="Assert the blocks' invariants; for tests.")
 @click.option("--log-level", default="info")
 @click.version_option(package_name="lmpool")

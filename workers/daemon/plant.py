@@ -32,14 +32,21 @@ class PlantConfig:
     blocks: int
     max_model_len: int
     threads: int
+    movable: bool = False
+    """Whether blocks go to other workers' pools and come from them."""
 
 
 class ModelPlant:
-    """A model on its paged pool. Built anywhere, then used by the engine's thread alone."""
+    """A model on its paged pool. Built anywhere, then used by the engine's thread alone.
 
-    def __init__(self, runner: ModelRunner) -> None:
-        """Run `runner`."""
+    Attributes:
+        pool: where the blocks lie; transfers read and write those that are held for them.
+    """
+
+    def __init__(self, runner: ModelRunner, pool: KVPool) -> None:
+        """Run `runner`, which is bound to `pool`."""
         self._runner = runner
+        self.pool = pool
 
     def run(self, batch: Batch) -> list[Drawn]:
         """Compute a batch and draw a token for each chunk that samples."""
@@ -79,6 +86,7 @@ def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, Lo
         geometry=loaded.geometry,
         dtype=loaded.dtype,
         device=loaded.device,
+        beacon=config.movable,
     )
     require_blocks(
         config.blocks,
@@ -86,4 +94,4 @@ def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, Lo
         block_size=config.block_size,
         max_model_len=config.max_model_len,
     )
-    return ModelPlant(ModelRunner(loaded, pool, TorchBackend())), loaded
+    return ModelPlant(ModelRunner(loaded, pool, TorchBackend()), pool), loaded

@@ -88,7 +88,7 @@ end
 local function plan_prepare(a)
   local g, problem = read_cfg((now_ms()))
   if not g then return problem end
-  if a[1] == 'lead' then problem = led_by(a[2]) else _, problem = owned(a[1], a[2]) end
+  if a[1] == 'lead' then problem = led_by(a[2]) else problem = select(2, owned(a[1], a[2])) end
   if problem then return problem end
   if #a[8] == 0 or #a[8] % DIGITS ~= 0 then return err('BADARGS', 'cannot read the hashes of ' .. a[3]) end
   local phase = call('HGET', P .. 'plan:' .. a[3], 'phase')
