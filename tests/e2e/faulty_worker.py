@@ -1,8 +1,6 @@
 """The real worker, which dies or waits at one await of its part in transfer plans.
 
-    python -m tests.e2e.faulty_worker SIDE:NUMBER:ACTION <options of lmpool-worker>
-
-SIDE is `source` or `destination`, NUMBER counts the awaits of that side from 0 over the life of
+A fault is written SIDE:NUMBER:ACTION. SIDE is `source` or `destination`, NUMBER counts the awaits of that side from 0 over the life of
 the process: before and after each word to the pool, each handover to the engine and each call of
 the transport. ACTION is `kill`, or the path of a file that is made there and waited for to go.
 """
@@ -12,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 from lmpoold.store.plans import PlanStore
@@ -27,6 +24,11 @@ class Fault:
         self.side = side
         self.left = number
         self.action = action
+
+    @classmethod
+    def read(cls, text: str) -> Fault:
+        side, number, action = text.split(":", 2)
+        return cls(side, int(number), action)
 
     async def pass_by(self) -> None:
         """Count an await of the side; at the chosen one, die or wait."""
@@ -69,11 +71,3 @@ def install(fault: Fault) -> None:
     PlanStore._say = around(PlanStore._say)
     for name in ("open", "send", "receive"):
         setattr(PairTransport, name, around(getattr(PairTransport, name)))
-
-
-if __name__ == "__main__":
-    side, number, action = sys.argv.pop(1).split(":", 2)
-    install(Fault(side, int(number), action))
-    from workers.__main__ import main
-
-    main()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 from lmpoold.text.folder import cache_root, resolve
+from tests.e2e.forge import Child, Forge
 from workers.model.weights import load
 
 MODEL = "random:tiny-qwen3"
@@ -59,7 +58,8 @@ class Pair:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server = EmbeddedServer(folder / "s")
-        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.children: dict[str, Child] = {}
+        self.forge = Forge(CHILD_ENVIRON)
 
     async def start(self) -> None:
         await self.server.start()
@@ -77,39 +77,40 @@ class Pair:
         await self.redis.aclose()
         for name in list(self.children):
             self.kill(name)
+        self.forge.close()
         self.server.stop()
 
-    def _spawn(self, name: str, *argv: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            argv = (sys.executable, "-m", *argv, "--redis-url", self.server.url, "--model", MODEL)
-            self.children[name] = subprocess.Popen(argv, stdout=log, stderr=log, env=CHILD_ENVIRON)
+    def _spawn(self, name: str, program: str, *argv: str, fault: str = "") -> None:
+        argv = (*argv, "--redis-url", self.server.url, "--model", MODEL)
+        log = self.folder / f"{name}.log"
+        self.children[name] = self.forge.start(program, *argv, log=log, fault=fault)
 
-    def start_daemon(self, name: str = "lmpoold") -> None:
-        self._spawn(name, "lmpoold", "--dtype", "float32")
+    def start_daemon(self) -> None:
+        self._spawn("lmpoold", "lmpoold", "--dtype", "float32")
 
     def start_worker(self, rank: int, fault: str = "") -> None:
-        """Start a worker; `fault` as `faulty_worker` takes it."""
-        module = ("tests.e2e.faulty_worker", fault) if fault else ("workers",)
+        """Start a worker; `fault` as `faulty_worker` reads it."""
         options = ("--rank", str(rank), "--blocks", str(BLOCKS), "--threads", "1", "--check")
-        self._spawn(f"worker{rank}", *module, *options, "--transport", "gloo")
+        self._spawn(f"worker{rank}", "workers", *options, "--transport", "gloo", fault=fault)
 
     def kill(self, name: str) -> None:
-        child = self.children.pop(name)
-        child.kill()
-        child.wait()
+        self.children.pop(name).kill()
+
+    def dead(self) -> list[str]:
+        """Who ended without being told to."""
+        return [name for name, child in self.children.items() if not child.runs()]
 
     async def restart_worker(self, rank: int, fault: str = "") -> None:
         self.kill(f"worker{rank}")
         self.start_worker(rank, fault)
         await self.until_up()
 
-    async def until_up(self, within_s: float = 60.0) -> None:
+    async def until_up(self, within_s: float = 150.0) -> None:
         """Wait until both ranks are held by the processes that run now."""
         pids = {str(self.children[f"worker{rank}"].pid) for rank in (0, 1)}
         async with asyncio.timeout(within_s):
             while {row.pid for row in await self.store.ranks() if row.state == "up"} != pids:
-                dead = [name for name, child in self.children.items() if child.poll() is not None]
-                assert not dead, f"{dead} ended:\n{self.logs(dead[0])}"
+                assert not (dead := self.dead()), f"{dead} ended:\n{self.logs(dead[0])}"
                 await asyncio.sleep(0.05)
 
     def logs(self, name: str) -> str:
