@@ -1,8 +1,9 @@
 """The real worker, which dies or waits at one await of its part in transfer plans.
 
-A fault is written SIDE:NUMBER:ACTION. SIDE is `source` or `destination`, NUMBER counts the awaits of that side from 0 over the life of
-the process: before and after each word to the pool, each handover to the engine and each call of
-the transport. ACTION is `kill`, or the path of a file that is made there and waited for to go.
+A fault is written SIDE:NUMBER:ACTION. SIDE is `source` or `destination`, NUMBER counts the awaits
+of that side from 0 over the life of the process: before and after each word to the pool, each
+handover to the engine and each call of the transport. ACTION is `kill`, or the path of a file that
+is made there and waited for to go.
 """
 
 from __future__ import annotations
