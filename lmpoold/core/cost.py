@@ -97,7 +97,7 @@ class Observed:
 
     def say(self, now_s: float) -> float:
         """Return how much it weighs against calibration, 0 to below 1."""
-        fresh = self.samples * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
+        fresh: float = self.samples * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
         return fresh / (fresh + TRUST)
 
 
@@ -116,7 +116,7 @@ class Profile:
     residuals: Mapping[Pair, Mapping[int, float]] = field(default_factory=dict)
 
     def residual(self, pair: Pair, blocks: int) -> float | None:
-        """Return the residual of the nearest bucket that was measured, not below a smaller one's."""
+        """Return the residual of the nearest bucket measured, not below a smaller one's."""
         measured = self.residuals.get(pair)
         if not measured:
             return None
