@@ -35,7 +35,8 @@ class Candidate:
         reclaimable: cached blocks it could forget.
         queue: cost of the work before the request, in tokens of prefill.
         cost: cost in all, the same unit.
-        verdict: `ok`, `full`, `down` or `drain`.
+        verdict: `ok`, `full`, `down`, `drain`, or `worse`: not searched to the end, for even with
+            `hit` blocks (at most) it would cost `cost` (at least).
     """
 
     rank: int

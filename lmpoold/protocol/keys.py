@@ -9,7 +9,6 @@ from lmpoold.protocol.errors import ConfigError
 
 DEFAULT_POOL = "default"
 INGRESS_GROUP = "sched"
-WORKER_GROUP = "w"
 _POOL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -94,7 +93,7 @@ class Keyspace:
         return f"{self.prefix}r:{rank}:info"
 
     def worker(self, rank: int) -> str:
-        """STREAM of routes, cancels and plan orders for a rank; group `w`."""
+        """STREAM of routes, cancels and plan orders for a rank; its group is named by its epoch."""
         return f"{self.prefix}w:{rank}"
 
     def out(self, client: str) -> str:

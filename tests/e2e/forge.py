@@ -81,9 +81,8 @@ class Forge:
         return Child(int(self._process.stdout.readline()))
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(20)
+        self._process.kill()
+        self._process.communicate()
 
 
 if __name__ == "__main__":

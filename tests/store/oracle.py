@@ -59,9 +59,9 @@ class Offer:
     cost: float
     fits: bool
 
-    def text(self, attempt: int) -> str:
+    def text(self) -> str:
         verdict = "ok" if self.fits else "full"
-        numbers = (attempt, self.hit, self.need, self.free, self.reclaimable)
+        numbers = (self.hit, self.need, self.free, self.reclaimable)
         return " ".join(map(str, (*numbers, int(self.queue), int(self.cost), verdict)))
 
 
@@ -71,8 +71,20 @@ class Verdict:
 
     choices: frozenset[int]
     offers: Mapping[int, Offer]
-    terms: Mapping[str, str]
+    terms: Mapping[int, str]
     has_blocks: bool
+
+    def agrees(self, number: int, text: str) -> bool:
+        """Whether what the function says of a candidate is so; of a `worse` one it gives bounds."""
+        if not text.endswith(" worse"):
+            return text == self.terms[number]
+        hit, need, free, reclaimable, queue, cost = map(int, text.split()[:-1])
+        made = self.offers[number]
+        least = min(other.cost for other in self.offers.values() if other.fits)
+        longest = max(other.hit for other in self.offers.values())
+        exact = (free, reclaimable, queue) == (made.free, made.reclaimable, int(made.queue))
+        bounded = made.hit <= hit <= longest and made.need >= need and least <= cost <= made.cost
+        return exact and bounded and made.cost > least
 
     def reason(self, chosen: int | None) -> str:
         if chosen is None:
@@ -115,7 +127,6 @@ def decide(
     hashes: Sequence[str],
     block: int,
     w: Weights,
-    attempt: int = 0,
 ) -> Verdict:
     offers = {
         number: offer(rank, prompt_tokens, hashes, block, w)
@@ -127,10 +138,10 @@ def decide(
     terms = {}
     for number, rank in ranks.items():
         if number in offers:
-            terms[f"c{number}"] = offers[number].text(attempt)
+            terms[number] = offers[number].text()
         else:
             word = "drain" if rank.state == "drain" else "down"
-            terms[f"c{number}"] = f"{attempt} 0 0 0 0 0 0 {word}"
+            terms[number] = f"0 0 0 0 0 0 {word}"
     return Verdict(
         choices=frozenset(number for number, cost in fitting.items() if cost == least),
         offers=offers,

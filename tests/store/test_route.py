@@ -1,7 +1,5 @@
 """route: one atomic call chooses, reserves, dispatches and acknowledges."""
 
-import asyncio
-
 import pytest
 
 from lmpoold.protocol.errors import ConfigError, ProtocolError
@@ -9,11 +7,6 @@ from lmpoold.protocol.messages import Dispatch
 from tests.store.pool import BLOCK, everything, names, pages_of
 
 PROMPT = list(range(16))
-
-
-async def pending(pool) -> int:
-    (group,) = await pool.store.redis.xinfo_groups(pool.store.keys.ingress)
-    return group["pending"]
 
 
 async def reason(pool, request_id: str) -> str:
@@ -184,7 +177,7 @@ async def test_a_parked_request_keeps_all_that_a_retry_needs(pool):
     assert await redis.zscore(keys.parked, "a") == 2**42
     record = await pool.record("a")
     assert (record["state"], record["client"]) == ("parked", "c")
-    assert await pending(pool) == 0
+    assert await pool.pending() == 0
 
 
 async def test_a_parked_request_is_dispatched_when_there_is_room(pool):
@@ -210,70 +203,13 @@ async def test_past_the_parked_bound_a_request_is_overloaded_at_once(pool):
     (answer,) = await pool.answers("b")
     assert (answer.code, answer.error, answer.index) == ("overloaded", "overloaded_error", 0)
     assert (await pool.record("b"))["state"] == "failed"
-    assert await pending(pool) == 0
+    assert await pool.pending() == 0
 
 
 async def test_a_parked_request_is_not_overloaded_by_its_own_retry(pool):
     await pool.set(max_parked=1)
     await pool.ask("a", PROMPT)
     assert (await pool.retry("a", PROMPT)).outcome == "parked"
-
-
-# --- once
-
-
-async def test_an_entry_is_dispatched_once_however_often_it_is_routed(pool):
-    await pool.join(0)
-    call = pool.call("a", PROMPT, await pool.send(prompt="x"))
-    outcomes = [one.outcome for one in await pool.store.route([call, call])]
-    outcomes += [one.outcome for one in await pool.store.route([call])]
-    assert outcomes == ["routed", "dup", "dup"]
-    assert len(await pool.inbox(0)) == 1
-
-
-async def test_an_entry_is_not_dispatched_again_when_its_record_is_gone(pool):
-    await pool.join(0)
-    call = pool.call("a", PROMPT, await pool.send(prompt="x"))
-    await pool.store.route([call])
-    await pool.store.redis.delete(pool.store.keys.request("a"))
-    assert [one.outcome for one in await pool.store.route([call])] == ["dup"]
-    assert len(await pool.inbox(0)) == 1
-
-
-async def test_two_daemons_that_read_the_same_entries_dispatch_each_once(pool):
-    for rank in range(2):
-        await pool.join(rank, blocks=1000)
-        await pool.report(rank, free=1000)
-    calls = [pool.call(f"q{i}", [i] * 5, await pool.send(prompt="x")) for i in range(40)]
-    both = [pool.store.route(calls[start : start + 8]) for start in range(0, 40, 8)]
-    both += [pool.store.route(calls[start : start + 10]) for start in range(0, 40, 10)]
-    replies = [one for batch in await asyncio.gather(*both) for one in batch]
-    assert [one.outcome for one in replies].count("routed") == 40
-    sent = [message.id for rank in range(2) for message in await pool.inbox(rank)]
-    assert sorted(sent) == sorted(call.id for call in calls)
-
-
-async def test_an_id_sent_twice_is_dispatched_once(pool):
-    await pool.join(0)
-    await pool.ask("a", PROMPT)
-    row = await pool.row(0)
-    assert (await pool.ask("a", PROMPT)).outcome == "dup"
-    assert await pool.row(0) == row
-    assert await pending(pool) == 0
-
-
-async def test_a_parked_request_is_dispatched_by_one_of_two_retries(pool):
-    await pool.ask("a", PROMPT)
-    await pool.join(0)
-    assert (await pool.retry("a", PROMPT)).outcome == "routed"
-    assert (await pool.retry("a", PROMPT)).outcome == "dup"
-
-
-async def test_a_routed_entry_is_gone_from_ingress(pool):
-    await pool.join(0)
-    await pool.ask("a", PROMPT)
-    assert await pool.store.redis.xlen(pool.store.keys.ingress) == 0
-    assert await pending(pool) == 0
 
 
 # --- ends before a rank is chosen
@@ -341,9 +277,17 @@ async def test_the_record_says_where_and_why(pool):
         "deadline": str(2**42),
         "entry": dispatch.entry,
         "reason": "no_prefix_hit",
-        "c0": "0 0 5 32 0 0 16 ok",
-        "c1": "0 0 5 1 0 0 24 full",
+        "terms": "0 0 5 32 0 0 16 ok;1 0 5 1 0 0 24 full",
     }
+
+
+async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
+    prompt = list(range(32))
+    for rank, held in ((0, 32), (1, 20)):
+        await pool.join(rank)
+        await pool.report(rank, puts=pages_of(prompt[:held]))
+    await pool.ask("a", prompt)
+    assert (await pool.record("a"))["terms"] == "0 8 1 32 0 0 1 ok;1 7 2 32 0 0 4 worse"
 
 
 # --- what it refuses to read

@@ -87,8 +87,10 @@ async def check(store, ranks, w, request_id, prompt, max_tokens, routed):
     verdict = decide(ranks, len(prompt), names(prompt), BLOCK, w)
     raw = await store.redis.hgetall(store.keys.request(request_id))
     record = {name.decode(): value.decode() for name, value in raw.items()}
-    terms = {name: text for name, text in record.items() if name[0] == "c" and name[1:].isdigit()}
-    assert terms == verdict.terms
+    told = {int(n): text for n, _, text in (t.partition(" ") for t in record["terms"].split(";"))}
+    assert told.keys() == verdict.terms.keys()
+    for number, text in told.items():
+        assert verdict.agrees(number, text), (number, text, verdict)
     if not verdict.choices:
         assert routed.outcome == "parked"
         assert record["reason"] == verdict.reason(None)

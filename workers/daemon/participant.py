@@ -53,8 +53,8 @@ class Site:
     tell: Callable[[Command], None]
     over: Callable[[str], None]
 
-    async def pool(self, act: Callable[[Handoff, float], T]) -> T:
-        """Have the engine's thread do something to the pool between two steps."""
+    async def pool(self, act: Callable[[Handoff, float], T], *, after_steps: bool = False) -> T:
+        """Have the engine's thread do something to the pool between two steps; see `Handover`."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
@@ -65,7 +65,7 @@ class Site:
         def done(value: T) -> None:
             loop.call_soon_threadsafe(settle, value)
 
-        self.tell(Handover(act, done))
+        self.tell(Handover(act, done, after_steps))
         return await result
 
     async def say(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -159,7 +159,7 @@ class Participant:
                 return handoff.pin(order.id, order.hashes, order.first)
             return handoff.reserve(order.id, order.hashes)
 
-        answer = await self._site.pool(act)
+        answer = await self._site.pool(act, after_steps=not source)
         if isinstance(answer, Refusal):
             await self._stopped(answer.reason)
             return

@@ -8,13 +8,29 @@ Holds    Everything a request holds after this call has a deadline: its reservat
 ]]
 local BATCH = 64
 
--- Take the request out of ingress; a parked one stays until it is dispatched or refused.
--- False: somebody else has it, or had it.
-local function claim(id, source, cur)
-  if source == 'parked' then return call('ZSCORE', P .. 'parked', id) ~= false end
-  if call('XACK', P .. 'in', 'sched', source) == 0 then return false end
-  local state = cur[1]
-  return not state or state == 'queued' or state == 'tombstone'
+local WAITING = {queued = true, tombstone = true}
+
+-- Acknowledge the batch's ingress entries in one call. Only when some were not pending any more is it
+-- found out which: their requests have a state, or are gone from the stream with their record.
+local function acknowledge(todo, sources)
+  if #sources == 0 then return end
+  local lost = #sources - call('XACK', P .. 'in', 'sched', unpack(sources))
+  if lost == 0 then return end
+  local silent = {}
+  for i = 1, #todo do
+    local r = todo[i]
+    if r.source ~= 'parked' and #call('XRANGE', P .. 'in', r.source, r.source) == 0 then
+      local state = call('HGET', P .. 'req:' .. r.id, 'state')
+      if state and not WAITING[state] then lost = lost - 1 else silent[#silent + 1] = r end
+    end
+  end
+  if lost > 0 then for i = 1, #silent do silent[i].taken = true end end
+end
+
+-- Whether this call may serve the request; a parked one stays until it is dispatched or refused.
+local function claim(r, state)
+  if r.source == 'parked' then return call('ZSCORE', P .. 'parked', r.id) ~= false end
+  return not r.taken and (not state or WAITING[state] == true)
 end
 
 local function park(g, r, deadline, terms)
@@ -27,14 +43,14 @@ local function park(g, r, deadline, terms)
   call('ZADD', P .. 'parked', fmt('%.0f', deadline), r.id)
   call('HSET', P .. 'parked:req', r.id .. ':p', r.payload, r.id .. ':t', r.tokens, r.id .. ':a', r.attempt)
   call('HSET', P .. 'req:' .. r.id, 'state', 'parked', 'client', r.client, 'deadline',
-    fmt('%.0f', deadline), 'attempt', r.attempt, 'reason', 'no_capacity', unpack(terms))
+    fmt('%.0f', deadline), 'attempt', r.attempt, 'reason', 'no_capacity', 'terms', terms)
   return r.id .. ' parked'
 end
 
 local function route_one(g, cache, r, draw)
   local key = P .. 'req:' .. r.id
   local cur = call('HMGET', key, 'state', 'cancel', 'deadline')
-  if not claim(r.id, r.source, cur) then return r.id .. ' dup' end
+  if not claim(r, cur[1]) then return r.id .. ' dup' end
   local deadline = r.deadline > 0 and r.deadline or tonumber(cur[3] or '') or r.now + g.default_deadline_ms
   if cur[2] then
     unpark(r.id)
@@ -48,24 +64,24 @@ local function route_one(g, cache, r, draw)
   end
   local n = #r.hashes / DIGITS
   local ranks = read_ranks(cache, r.cands)
-  local terms = {}
-  local rank, hit, need, reason, deepest = choose(g, cache, ranks, r.hashes, n, r.ntok, draw, r.attempt, terms)
+  local rank, hit, need, reason, terms, deepest = choose(g, cache, ranks, r.hashes, n, r.ntok, draw)
   if not rank then return park(g, r, deadline, terms) end
   if r.source == 'parked' then unpark(r.id) end
   local c = cache.rows[rank]
   seen[P .. rank] = nil  -- it no longer is what its text says, until written
   local work = floor(max(1, r.ntok - hit * g.block_size) + g.w_decode * r.nmax)
-  c.resv, c.resv_tok, c.dirty = c.resv + need, c.resv_tok + work, true
-  call('HSET', c.resv_key, r.id .. '.' .. r.attempt,
-    fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms, n > 0 and sub(r.hashes, -DIGITS) or '-'))
-  local plan, fetched
-  if deepest > hit then plan, fetched = fetch(g, cache, ranks, r, n, rank, hit) end
-  if fetched then terms[#terms + 1] = 'fetch'; terms[#terms + 1] = fetched end
+  c.resv, c.resv_tok = c.resv + need, c.resv_tok + work
+  c.promised = c.promised or {}
+  local promised = c.promised
+  promised[#promised + 1] = r.id .. '.' .. r.attempt
+  promised[#promised + 1] = fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms,
+    n > 0 and sub(r.hashes, -DIGITS) or '-')
+  local plan = deepest > hit and fetch(g, cache, ranks, r, n, rank, hit)
   local entry = call('XADD', P .. 'w:' .. rank, '*', 'kind', 'route', 'id', r.id, 'attempt', r.attempt,
     'hit', hit, 'p', r.payload, 'tokens', r.tokens, 'plan', plan or '', 'wait_ms', g.fetch_wait_ms)
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
     'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
-    'reason', reason, unpack(terms))
+    'reason', reason, 'terms', terms)
   return r.id .. ' ' .. rank .. ' ' .. hit .. ' ' .. need
 end
 
@@ -76,23 +92,25 @@ local function route(a)
   if #a == 0 or #a % 8 ~= 0 or #a > 8 * BATCH then
     return err('BADARGS', 'route takes 8 arguments a request, 1 to ' .. BATCH .. ' requests')
   end
-  local todo, acked = {}, {}
+  local todo, sources = {}, {}
   for i = 1, #a, 8 do
     local ntok, nmax, deadline, attempt = match(a[i + 2], '^(%d+) (%d+) (%d+) (%d+)$')
     if not ntok or #a[i + 3] % DIGITS ~= 0 then
       return err('BADARGS', 'cannot read meta or hashes of ' .. a[i])
     end
-    if a[i + 1] ~= 'parked' then acked[#acked + 1] = a[i + 1] end
+    if a[i + 1] ~= 'parked' then sources[#sources + 1] = a[i + 1] end
     todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = tonumber(ntok), nmax = tonumber(nmax),
       deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], cands = a[i + 4],
       client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
+  acknowledge(todo, sources)
   local cache, out = {rows = {}}, {}
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i], draw + i * 104729) end
-  if #acked > 0 then call('XDEL', P .. 'in', unpack(acked)) end
+  if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
   for rank, c in pairs(cache.rows) do
-    if c and c.dirty then
-      c.text, c.dirty = write_row(rank, c), nil
+    if c and c.promised then
+      call('HSET', c.resv_key, unpack(c.promised))
+      c.text, c.promised = write_row(rank, c), nil
       seen[P .. rank] = c
     end
   end

@@ -7,6 +7,13 @@ Holds    A plan is opened before the request is dispatched, so the worker reads 
          It pays when computing the blocks costs fetch_ratio times what moving them does; without
          a measured link and a learnt prefill rate nothing is moved.
 ]]
+-- How many leading blocks of blob `b` (n names) are published under `key`; `hint` is a guess.
+local function held(key, b, n, hint)
+  local lo, hi = ends(key, b, n)
+  while lo < hi do lo, hi = narrow(key, b, lo, hi, hint) end
+  return lo
+end
+
 -- The neighbour from which the blocks behind `hit` come cheapest: rank, depth there, us saved, us spent.
 local function neighbour(g, cache, ranks, r, n, rank, hit)
   local best, deepest, best_saved, best_spent
@@ -14,7 +21,7 @@ local function neighbour(g, cache, ranks, r, n, rank, hit)
   for i = 1, #ranks do
     local other, c = ranks[i], cache.rows[ranks[i]]
     if c and c.live and other ~= rank then
-      local blocks = depth(c.pages, r.hashes, n, hit) - hit
+      local blocks = held(c.pages, r.hashes, n, hit) - hit
       if blocks >= g.fetch_min_blocks then
         local fixed, each = match(call('HGET', P .. 'links', other .. '>' .. rank) or '', '^(%d+) (%d+)')
         local us = tonumber(pace or call('HGET', rank_key(other, 'info'), 'prefill_us') or '')
@@ -30,8 +37,8 @@ local function neighbour(g, cache, ranks, r, n, rank, hit)
   return best, deepest, best_saved, best_spent
 end
 
--- Returns the plan to wait for, or nil, and what `explain` says about it, or nil if there was no choice.
-local function fetch(g, cache, ranks, r, n, rank, hit)
+-- The plan that brings blocks from a neighbour, opened or joined, or nil; and its numbers in words.
+local function decide_fetch(g, cache, ranks, r, n, rank, hit)
   if g.fetch == 0 then return nil end
   local from, deep, saved, spent = neighbour(g, cache, ranks, r, n, rank, hit)
   if not from then return nil end
@@ -50,4 +57,11 @@ local function fetch(g, cache, ranks, r, n, rank, hit)
     src_epoch = cache.rows[from].epoch, dst_epoch = cache.rows[rank].epoch,
     hashes = sub(r.hashes, 1, deep * DIGITS), first = hit, cost_us = fmt('%.0f', spent)})
   return id, 'opened ' .. numbers
+end
+
+-- The plan that a request to `rank` waits for, or nil; what was weighed stands in its record.
+local function fetch(g, cache, ranks, r, n, rank, hit)
+  local plan, said = decide_fetch(g, cache, ranks, r, n, rank, hit)
+  if said then call('HSET', P .. 'req:' .. r.id, 'fetch', said) end
+  return plan
 end

@@ -88,15 +88,13 @@ local function explain(a)
   end
   table.sort(names)
   for _, name in ipairs(names) do
-    if not match(name, '^c%d+$') then out[#out + 1] = name .. '=' .. f[name] end
+    if name ~= 'terms' then out[#out + 1] = name .. '=' .. f[name] end
   end
-  for _, rank in ipairs(sorted_ranks()) do
-    local attempt, hit, need, free, reclaim, queue, cost, verdict = match(f['c' .. rank] or '',
+  for line in gmatch(f.terms or '', '[^;]+') do
+    local rank, hit, need, free, reclaim, queue, cost, verdict = match(line,
       '^(%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%a+)$')
-    if attempt and attempt == f.attempt then
-      out[#out + 1] = 'candidate=' .. rank .. ' hit=' .. hit .. ' need=' .. need .. ' free=' .. free ..
-        ' reclaimable=' .. reclaim .. ' queue=' .. queue .. ' cost=' .. cost .. ' verdict=' .. verdict
-    end
+    out[#out + 1] = 'candidate=' .. rank .. ' hit=' .. hit .. ' need=' .. need .. ' free=' .. free ..
+      ' reclaimable=' .. reclaim .. ' queue=' .. queue .. ' cost=' .. cost .. ' verdict=' .. verdict
   end
   return out
 end

@@ -3,23 +3,26 @@
 KEYS[1]  load       HASH    rank rows
 
 Holds    Presence is prefix-closed on every rank (blocks are published parent first, reclaimed leaf
-         first), so the longest published prefix is found by bisection.
+         first), so two names bound the longest published prefix and bisection finds it.
          A row is live only while its rank is `up` and its alive key names the row's epoch.
 ]]
 local DIGITS = 32
 
--- Number of leading blocks of blob `b` (n names) published under `key`. `hint` is tried first: what
--- one rank holds of a prompt, the next one often holds too.
-local function depth(key, b, n, hint)
-  if n == 0 or call('HEXISTS', key, sub(b, 1, DIGITS)) == 0 then return 0 end
-  if n == 1 or call('HEXISTS', key, sub(b, (n - 1) * DIGITS + 1)) == 1 then return n end
-  local lo, hi = 1, n - 1
-  local p = (hint > 1 and hint < n) and hint or floor((lo + hi + 1) / 2)
-  while lo < hi do
-    if call('HEXISTS', key, sub(b, (p - 1) * DIGITS + 1, p * DIGITS)) == 1 then lo = p else hi = p - 1 end
-    p = (lo == p and p == hint) and p + 1 or floor((lo + hi + 1) / 2)
-  end
-  return lo
+-- Bounds on the leading blocks of blob `b` (n names) published under `key`, from its two ends.
+local function ends(key, b, n)
+  if n == 0 then return 0, 0 end
+  local v = call('HMGET', key, sub(b, 1, DIGITS), sub(b, -DIGITS))
+  if v[2] then return n, n end
+  if v[1] then return 1, n - 1 end
+  return 0, 0
+end
+
+-- Narrow bounds by one step. `hint` is tried first: what one rank holds, another often holds too.
+local function narrow(key, b, lo, hi, hint)
+  local p = floor((lo + hi + 1) / 2)
+  if hint > lo and hint <= hi then p = hint elseif hint == lo then p = lo + 1 end
+  if call('HEXISTS', key, sub(b, (p - 1) * DIGITS + 1, p * DIGITS)) == 1 then return p, hi end
+  return lo, p - 1
 end
 
 -- Rows as last parsed or written, by rank key. A row's text tells whether it is still the same one.

@@ -18,37 +18,69 @@ Errors   NOCFG      no lmpoold has described the pool yet
 Holds    Exactly one of all calls for one (id, source) dispatches it: gated by XACK or by `parked`.
          A rank is a candidate only while its row says `up` and its alive key names the row's epoch.
          hit is a hint: the longest published prefix, by bisection (presence is prefix-closed).
+         `terms` of the request: a candidate each, by `;`: rank, hit, need, free, reclaimable, queue,
+         cost, verdict (ok full worse down drain); worse: hit is at most, cost at least, what it says.
 ]]
--- The cheapest candidate that has room. Appends a field a candidate, with its terms, to `terms`.
-local function choose(g, cache, ranks, b, n, ntok, draw, attempt, terms)
-  local bs, total = g.block_size, ceil((ntok + 1) / g.block_size)
-  local best, best_cost, best_hit, best_need, ties, deepest = nil, nil, 0, 0, 0, 0
-  local hint = 0
+-- Cost of a request of `total` blocks and `ntok` tokens on rank `c`, of which it holds `hit` blocks.
+local function price(g, c, hit, total, ntok)
+  local cost = c.queue + g.w_prefill * max(1, ntok - hit * g.block_size)
+  local short = total - hit - max(0, c.free - c.resv)
+  if short > 0 then cost = cost + g.w_reclaim * g.block_size * short end
+  return cost
+end
+
+-- How deep each live candidate holds the prompt, as bounds. A candidate is searched until its depth is
+-- known, or until it can neither be the cheapest nor hold more than another: then `worse` is set.
+local function search(g, cache, ranks, b, n, total, ntok)
+  local best_cost, deepest, open = nil, 0, {}
+  local function settle(c)
+    deepest = max(deepest, c.lo)
+    if total - c.lo <= c.free - c.resv + c.reclaim then
+      local cost = price(g, c, c.lo, total, ntok)
+      if not best_cost or cost < best_cost then best_cost = cost end
+    end
+  end
+  for i = 1, #ranks do
+    local c = cache.rows[ranks[i]]
+    if c and c.live then
+      c.queue = g.w_wait * (c.wait_tok + c.resv_tok) + g.w_run * c.run_tok + g.w_seq * c.run
+      c.worse, c.lo, c.hi = false, ends(c.pages, b, n)
+      if c.lo == c.hi then settle(c) else open[#open + 1] = c end
+    end
+  end
+  for i = 1, #open do
+    local c = open[i]
+    while c.lo < c.hi do
+      c.worse = best_cost and c.hi <= deepest and price(g, c, c.hi, total, ntok) > best_cost
+      if c.worse then break end
+      c.lo, c.hi = narrow(c.pages, b, c.lo, c.hi, deepest)
+    end
+    if not c.worse then settle(c) end
+  end
+  return deepest
+end
+
+-- The cheapest candidate that has room, and what was known of each one.
+local function choose(g, cache, ranks, b, n, ntok, draw)
+  local total = ceil((ntok + 1) / g.block_size)
+  local deepest = search(g, cache, ranks, b, n, total, ntok)
+  local best, best_cost, best_hit, best_need, ties, terms = nil, nil, 0, 0, 0, {}
   for i = 1, #ranks do
     local rank, c = ranks[i], cache.rows[ranks[i]]
     if c and c.live then
-      local hit = depth(c.pages, b, n, hint)
-      if hit > 0 then hint = hit end
-      local need, free = total - hit, c.free - c.resv
-      local queue = g.w_wait * (c.wait_tok + c.resv_tok) + g.w_run * c.run_tok + g.w_seq * c.run
-      local cost = queue + g.w_prefill * max(1, ntok - hit * bs)
-      if need > free then cost = cost + g.w_reclaim * bs * (need - max(0, free)) end
-      local fits = need <= free + c.reclaim
-      if hit > deepest then deepest = hit end
-      terms[#terms + 1] = 'c' .. rank
-      terms[#terms + 1] = fmt('%s %d %d %d %d %d %d %s', attempt, hit, need, free, c.reclaim, queue,
-        cost, fits and 'ok' or 'full')
-      if fits then
-        if not best or cost < best_cost then
-          best, best_cost, best_hit, best_need, ties = rank, cost, hit, need, 1
-        elseif cost == best_cost then
-          ties = ties + 1
-          if (draw + i * 7919) % ties == 0 then best, best_hit, best_need = rank, hit, need end
-        end
+      local hit, need, free = c.hi, total - c.hi, c.free - c.resv
+      local cost, verdict = price(g, c, hit, total, ntok), 'ok'
+      if c.worse then verdict = 'worse'
+      elseif need > free + c.reclaim then verdict = 'full'
+      elseif not best or cost < best_cost then
+        best, best_cost, best_hit, best_need, ties = rank, cost, hit, need, 1
+      elseif cost == best_cost then
+        ties = ties + 1
+        if (draw + i * 7919) % ties == 0 then best, best_hit, best_need = rank, hit, need end
       end
+      terms[i] = fmt('%s %d %d %d %d %d %d %s', rank, hit, need, free, c.reclaim, c.queue, cost, verdict)
     else
-      terms[#terms + 1] = 'c' .. rank
-      terms[#terms + 1] = attempt .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
+      terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
     end
   end
   local reason = 'no_complete_block'
@@ -56,5 +88,5 @@ local function choose(g, cache, ranks, b, n, ntok, draw, attempt, terms)
   elseif best_hit > 0 then reason = best_hit < deepest and 'shorter_prefix_cheaper' or 'prefix_hit'
   elseif deepest > 0 then reason = 'load_outweighs_prefix'
   elseif n > 0 then reason = 'no_prefix_hit' end
-  return best, best_hit, best_need, reason, deepest
+  return best, best_hit, best_need, reason, concat(terms, ';'), deepest
 end
