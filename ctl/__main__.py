@@ -18,6 +18,7 @@ from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
 from ctl.commands.submit import submit
+from ctl.commands.topology import topology
 from ctl.commands.up import up
 from ctl.target import Unreachable
 from lmpoold.protocol.errors import ConfigError, LMPoolError
@@ -51,7 +52,7 @@ def lmpoolctl() -> None:
     """
 
 
-for command in (up, demo, submit, status, ranks, pages, explain, cancel, drain, redis):
+for command in (up, demo, submit, status, ranks, pages, explain, cancel, drain, topology, redis):
     lmpoolctl.add_command(command)
 
 

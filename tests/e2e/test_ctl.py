@@ -24,6 +24,7 @@ COMMANDS = [
     "explain",
     "cancel",
     "drain",
+    "topology",
     "redis",
 ]
 NAME = PrefixHash("0123456789abcdef" * 2)

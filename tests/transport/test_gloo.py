@@ -7,6 +7,7 @@ import pytest
 
 from tests.transport.sides import begin_move, move, open_pair
 
+pytestmark = pytest.mark.slow
 BLOCKS = 260
 
 

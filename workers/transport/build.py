@@ -13,6 +13,9 @@ from workers.transport.transport import PairTransport
 from workers.transport.wire import Wire
 
 KINDS = ("auto", "peer", "nccl", "gloo")
+SERVING_CTAS = 4
+"""Multiprocessors that NCCL may hold while it waits for a peer or moves blocks: each is one that
+the model's kernels, made for all of them, have to do without."""
 
 
 def build_transport(
@@ -21,7 +24,7 @@ def build_transport(
     memory: PoolMemory,
     *,
     host: str = "127.0.0.1",
-    max_ctas: int | None = None,
+    max_ctas: int | None = SERVING_CTAS,
 ) -> PairTransport:
     """Return a transport.
 

@@ -12,11 +12,13 @@ import hmac
 import json
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from lmpoold.protocol.errors import TransferFailed
 
 LONGEST_WORD_BYTES = 64 * 1024
+CLOSING_S = 0.5
 GREETING_S = 5.0
 """How long a caller at the door has to say who it is."""
 
@@ -55,7 +57,9 @@ class Link:
             word = json.loads(line)
             if not isinstance(word, dict) or "word" not in word:
                 raise LinkLost(f"the peer said {line[:80]!r}, which is no word of ours")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise LinkLost("the peer closed the connection, or its process is gone") from None
+        except (asyncio.LimitOverrunError, OSError) as error:
             raise LinkLost(f"the peer's connection ended: {error}") from None
         except ValueError as error:
             raise LinkLost(f"the peer said what is no JSON: {error}") from None
@@ -71,6 +75,12 @@ class Link:
     def close(self) -> None:
         """End it; the peer learns of it at once."""
         self._writer.close()
+
+    async def closed(self) -> None:
+        """Wait until a connection that was closed is; not for a peer that takes nothing more."""
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSING_S):
+                await self._writer.wait_closed()
 
 
 class Door:

@@ -32,14 +32,20 @@ from workers.transport.offer import Facts
 from workers.transport.streams import seconds_between, side_stream, stopwatch
 from workers.transport.wire import Joint
 
-CHUNK_BYTES = 64 * 2**20
-SLOTS = 3
-"""Chunks in flight a direction: one packed, one on the wire, one unpacked."""
+CHUNK_BYTES = 128 * 2**20
+"""NCCL gives a message a channel for each 16 MiB: a smaller chunk leaves half of them idle."""
+SLOTS = 2
+"""Chunks staged a direction: one is packed or unpacked while the other is on the wire."""
 PROGRAMS = 128
 """Programs of a gather or scatter where NCCL is not limited either."""
-PROGRAMS_A_CTA = 4
+PROGRAMS_A_CTA = 2
+"""Where it is limited: packing, too, takes its multiprocessors from the model."""
 _NEVER = timedelta(days=1)
-_KEEP_OUT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_KEEP_OUT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 
 
 class NcclWire:
@@ -86,7 +92,10 @@ class NcclWire:
         return {"host": self._host, "port": self._store.port, "chunk_blocks": self._chunk_blocks}
 
     def connect(self, joint: Joint) -> NcclChannel:
-        """See `wire.Wire`. Waits for ever if the peer dies meanwhile: threads only."""
+        """See `wire.Wire`. The communicators themselves are made by the first block each way.
+
+        Making one waits for ever if the peer dies meanwhile, so that is for threads only.
+        """
         assert self._store is not None
         torch.cuda.set_device(self._memory.device)
         store = pair_store(self._store, joint)
@@ -106,15 +115,13 @@ class NcclWire:
         kind: Any = dist.ProcessGroupNCCL
         options = kind.Options()
         options._timeout = _NEVER
+        options.is_high_priority_stream = True  # as streams.side_stream, and for the same reason
         if self._max_ctas is not None:
             options.config.max_ctas = self._max_ctas
         options.global_ranks_in_group = [0, 1]
         options.group_name = joint.session
-        group: Any = kind(store, 0 if joint.low else 1, 2, options)
-        group.bound_device_id = self._memory.device
-        group.eager_connect_single_device(self._memory.device)
-        communicator: Group = group
-        return communicator
+        group: Group = kind(store, 0 if joint.low else 1, 2, options)
+        return group
 
 
 class NcclChannel:
@@ -205,8 +212,11 @@ class NcclChannel:
         if self._aborted:
             return
         self._aborted = True
-        for group in (self._outward, self._inward):
-            group.abort()
+        aborting = [threading.Thread(target=g.abort) for g in (self._outward, self._inward)]
+        for thread in aborting:  # each takes half a second
+            thread.start()
+        for thread in aborting:
+            thread.join()
         with self._sending, self._receiving:
             self._staged.clear()
 

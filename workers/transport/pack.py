@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 TILE_WORDS = 2048
+WARPS = 8
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,5 +70,5 @@ def _launch(
         tiles,
         rows * tiles,
         TILE=TILE_WORDS,
-        num_warps=8,
+        num_warps=WARPS,
     )

@@ -111,6 +111,10 @@ class Pair:
 
     async def end(self, why: str) -> None:
         """Give the pair up; return when nothing of it touches the pool any more."""
+        await asyncio.shield(self.give_up(why))
+
+    def give_up(self, why: str) -> asyncio.Task[None]:
+        """Begin to give the pair up; the task is done when nothing touches the pool any more."""
         if self._ending is None:
             self.lost = why
             self._link.close()
@@ -119,7 +123,7 @@ class Pair:
                     future.set_exception(self._loss())
                     future.exception()
             self._ending = asyncio.create_task(self._end(), name=f"ending {self.peer}")
-        await asyncio.shield(self._ending)
+        return self._ending
 
     def _stands(self) -> None:
         if self.lost:
@@ -139,6 +143,7 @@ class Pair:
         except Exception as error:  # noqa: BLE001  (torch's errors share no base; the pair is over)
             log.warning("abort failed", extra={"peer": self.peer, "why": str(error)})
         self._hearing.cancel()
+        await self._link.closed()
         self._out.end()
         self._in.end()
         self._over.set_result(None)

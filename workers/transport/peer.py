@@ -8,6 +8,9 @@ peer's process: the copies end by themselves even when it is stopped or dead.
 That is why a destination must check the plan before it publishes: memory of a source that died
 reads on without an error. A mapping also keeps a dead peer's memory from its successor, so the
 pair's end unmaps at once.
+
+Both processes have to see both GPUs: a worker is given its own by `--device cuda:1`, not by a
+CUDA_VISIBLE_DEVICES that hides its peers'.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class PeerWire:
     pulls = True
 
     def __init__(self, memory: PoolMemory, *, streams: int = STREAMS) -> None:
-        """Move blocks of `memory`."""
+        """Move blocks of `memory`, on so many streams."""
         self._memory = memory
         self._streams = streams
 
@@ -81,19 +84,22 @@ class PeerWire:
         torch.cuda.set_device(self._memory.device)
         torch.cuda.current_stream().synchronize()  # makes the context current on this thread
         base = driver.map_peer(bytes.fromhex(str(joint.theirs["handle"])))
-        return PeerChannel(base, base + int(joint.theirs["offset"]), self._memory, self._streams)
+        streams = [side_stream(self._memory.device) for _ in range(self._streams)]
+        return PeerChannel(base, base + int(joint.theirs["offset"]), self._memory, streams)
 
 
 class PeerChannel:
     """Implements `wire.Channel`."""
 
-    def __init__(self, mapping: int, pool: int, memory: PoolMemory, streams: int) -> None:
+    def __init__(
+        self, mapping: int, pool: int, memory: PoolMemory, streams: list[torch.cuda.Stream]
+    ) -> None:
         """Own a mapping, in which the peer's pool begins at the address `pool`."""
         self._mapping = mapping
         self._pool = pool
         self._block_bytes = memory.block_bytes
         self._device = memory.device
-        self._streams = [side_stream(memory.device) for _ in range(streams)]
+        self._streams = streams
         self._copying = threading.Lock()
         self._aborted = False
 

@@ -6,8 +6,10 @@ import torch
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a new stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """Return a stream that is never one of the model's: torch hands streams out of a small pool
+    in turn, of which those of high priority are another.
+    """
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def stopwatch() -> tuple[torch.cuda.Event, torch.cuda.Event]:

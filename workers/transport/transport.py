@@ -1,8 +1,7 @@
 """Pairs with every peer, over the first way that is proved to work.
 
-Of two ranks the higher one knocks at the lower one's door; the lower one leads: it names the
-session and proposes the ways that both offer, its own favourite first. A way is taken when each
-side has got the other's beacon, byte for byte; otherwise both note why and go on to the next.
+Of two ranks the higher one knocks at the lower one's door, and the lower one names the session.
+Which way they take, `agree` finds out.
 """
 
 from __future__ import annotations
@@ -14,19 +13,15 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-import torch
 
 from lmpoold.protocol.errors import TransferFailed, TransferTimeout
-from workers.transport.lane import start
-from workers.transport.link import Door, Link, dial
+from workers.transport.agree import agree
+from workers.transport.link import Door, Link, LinkLost, dial
 from workers.transport.memory import PoolMemory
 from workers.transport.offer import Facts, Offer, read_offer
 from workers.transport.pair import Pair
 from workers.transport.port import Move, Moved
-from workers.transport.wire import Channel, Joint, Wire
+from workers.transport.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +94,7 @@ class PairTransport:
         for _, link in self._callers.values():
             link.close()
         await asyncio.gather(*(self.close(peer) for peer in list(self._standing)))
+        await asyncio.sleep(0)  # connections that were closed end in the loop's next turn
 
     def offer(self) -> str:
         """See `port.Transport`."""
@@ -162,6 +158,9 @@ class PairTransport:
         _, earlier = self._callers.pop(rank, ("", None))
         if earlier is not None:
             earlier.close()
+        standing = self._standing.get(rank)
+        if standing is not None:  # it would not call if it still had that pair
+            standing.pair.give_up("the peer began anew")
         self._callers[rank] = (key, link)
         self._called[rank].set()
 
@@ -178,106 +177,39 @@ class PairTransport:
 
     async def _make(self, theirs: Offer, until_s: float) -> Pair:
         low = self._rank < theirs.rank
-        if low:
-            link = await self._caller(theirs)
-            session = f"{self._rank}-{theirs.rank}-{secrets.token_hex(8)}"
-            link.say("welcome", session=session)
-        else:
-            link = await dial(
-                theirs.host, theirs.port, rank=self._rank, key=self._key, to=theirs.key
-            )
+        link, session = await (self._answer(theirs) if low else self._call(theirs))
         try:
-            if not low:
-                session = str((await link.expect("welcome"))["session"])
-            return await self._agree(link, session, theirs, until_s)
+            kind, channel = await agree(
+                link, session, self._wires, self._memory, self._offer, theirs, until_s
+            )
         except BaseException:
             link.close()
             raise
+        return Pair(theirs.rank, kind, link, channel, self._memory, pulls=self._wires[kind].pulls)
 
-    async def _agree(self, link: Link, session: str, theirs: Offer, until_s: float) -> Pair:
-        low = self._rank < theirs.rank
-        common = iter([kind for kind in self._wires if kind in theirs.ways])
-        refusals: list[str] = []
+    async def _answer(self, theirs: Offer) -> tuple[Link, str]:
+        """Wait for a caller who is still there; returns the link and the session's name."""
         while True:
-            if low:
-                kind = next(common, "")
-                link.say("try", kind=kind)
+            link = await self._caller(theirs)
+            session = f"{self._rank}-{theirs.rank}-{secrets.token_hex(8)}"
+            try:
+                link.say("welcome", session=session)
+                await link.expect("here")
+            except LinkLost:
+                link.close()  # it had given up before we came
+            except BaseException:
+                link.close()
+                raise
             else:
-                kind = str((await link.expect("try"))["kind"])
-            if kind not in self._wires:
-                why = "; ".join(refusals) or "they have no way in common"
-                raise TransferFailed(f"no way to move blocks with rank {theirs.rank}: {why}")
-            joint = Joint(
-                session=f"{session}-{kind}",
-                low=low,
-                mine=self._offer.ways[kind],
-                theirs=theirs.ways[kind],
-                timeout_s=until_s - time.monotonic(),
-            )
-            channel, why = await self._attempt(link, self._wires[kind], joint, theirs)
-            if channel is not None:
-                return Pair(
-                    theirs.rank, kind, link, channel, self._memory, pulls=self._wires[kind].pulls
-                )
-            refusals.append(f"{kind}: {why}")
-            log.warning("a way failed", extra={"peer": theirs.rank, "way": kind, "why": why})
+                return link, session
 
-    async def _attempt(
-        self, link: Link, wire: Wire, joint: Joint, theirs: Offer
-    ) -> tuple[Channel | None, str]:
-        """Try one way; it counts only if it works on both sides."""
-        made: list[Channel] = []
-        proving = start(
-            f"open {wire.kind}", partial(_prove, wire, joint, self._memory, theirs, made)
-        )
-        verdict = asyncio.create_task(link.expect("verdict"), name="verdict")
-        taken = False
+    async def _call(self, theirs: Offer) -> tuple[Link, str]:
+        """Knock, and wait to be let in; returns the link and the session's name."""
+        link = await dial(theirs.host, theirs.port, rank=self._rank, key=self._key, to=theirs.key)
         try:
-            both: set[asyncio.Future[Any]] = {proving, verdict}
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if verdict.done() and verdict.result()["why"]:
-                link.say("verdict", why="the other side failed")
-                return None, str(verdict.result()["why"])
-            await asyncio.wait({proving})
-            error = proving.exception()
-            why = "" if error is None else str(error) or type(error).__name__
-            link.say("verdict", why=why)
-            why = why or str((await verdict)["why"])
-            taken = not why
-            return (made[0], "") if taken else (None, why)
-        finally:
-            verdict.cancel()
-            if not taken:  # also when it connects only later
-                await asyncio.shield(_drop(made))
-                proving.add_done_callback(lambda _: start("drop", lambda: _abort(made)))
-
-
-def _abort(made: list[Channel]) -> None:
-    while made:
-        made.pop().abort()
-
-
-async def _drop(made: list[Channel]) -> None:
-    await start("drop", partial(_abort, made))
-
-
-def _prove(
-    wire: Wire, joint: Joint, memory: PoolMemory, theirs: Offer, made: list[Channel]
-) -> None:
-    """Connect, then move each side's beacon to the other; raise if it is not what it should be."""
-    until_s = time.monotonic() + joint.timeout_s
-    channel = wire.connect(joint)
-    made.append(channel)
-    got = torch.zeros((1, memory.words.shape[1]), dtype=torch.int64, device=memory.device)
-    memory.settle()
-
-    def left_s() -> float:
-        return until_s - time.monotonic()
-
-    if joint.low:
-        channel.send((memory.beacon,), left_s())
-    channel.receive((theirs.beacon,), (0,), got, left_s())
-    if not joint.low:
-        channel.send((memory.beacon,), left_s())
-    if not torch.equal(got[0], memory.pattern(theirs.nonce)):
-        raise TransferFailed("the bytes that arrived are not those that were sent")
+            session = str((await link.expect("welcome"))["session"])
+            link.say("here")
+        except BaseException:
+            link.close()
+            raise
+        return link, session
