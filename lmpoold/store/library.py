@@ -8,14 +8,22 @@ from importlib.resources import files
 LIBRARY = "lmpool"
 PARTS = (
     "base",
+    "cfg",
+    "client",
     "match",
+    "flight",
+    "lease",
+    "cost",
+    "search",
     "route",
+    "gate",
     "dispatch",
     "delta",
     "requeue",
     "rank",
     "request",
     "emit",
+    "grant",
     "cancel",
     "inspect",
 )
@@ -32,6 +40,8 @@ FUNCTIONS = {
     "explain": True,
     "finish": False,
     "heartbeat": False,
+    "lease_expire": False,
+    "lease_grant": False,
     "page": True,
     "rank_down": False,
     "rank_up": False,
@@ -41,6 +51,7 @@ FUNCTIONS = {
     "step": False,
     "submit": False,
     "swap": False,
+    "tune": False,
 }
 """Every function of the library, and whether it only reads (FCALL_RO)."""
 

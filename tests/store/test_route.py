@@ -1,7 +1,5 @@
 """route: one atomic call chooses, reserves, dispatches and acknowledges."""
 
-import asyncio
-
 import pytest
 
 from lmpoold.protocol.errors import ConfigError, ProtocolError
@@ -75,6 +73,17 @@ async def test_making_room_by_forgetting_costs(pool):
     await pool.join(1)
     await pool.report(0, free=0, reclaimable=32)
     assert (await pool.ask("a", PROMPT)).rank == 1
+
+
+async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
+    prompt = list(range(32))
+    for rank, held, wait in ((0, 32, 0), (1, 20, 300)):
+        await pool.join(rank)
+        await pool.report(rank, wait=wait, puts=pages_of(prompt[:held]))
+    await pool.ask("a", prompt)
+    first, second = (await pool.record("a"))["terms"].split(";")
+    assert first == "0 8 8 1 32 0 0 1 0 0 0 1 ok"
+    assert second == "1 7 7 2 32 0 300 4 0 0 0 304 worse"
 
 
 async def test_a_prompt_without_a_complete_block_goes_by_load(pool):
@@ -219,92 +228,6 @@ async def test_a_parked_request_is_not_overloaded_by_its_own_retry(pool):
     assert (await pool.retry("a", PROMPT)).outcome == "parked"
 
 
-# --- once
-
-
-async def test_an_entry_is_dispatched_once_however_often_it_is_routed(pool):
-    await pool.join(0)
-    call = pool.call("a", PROMPT, await pool.send(prompt="x"))
-    outcomes = [one.outcome for one in await pool.store.route([call, call])]
-    outcomes += [one.outcome for one in await pool.store.route([call])]
-    assert outcomes == ["routed", "dup", "dup"]
-    assert len(await pool.inbox(0)) == 1
-
-
-async def test_an_entry_is_not_dispatched_again_when_its_record_is_gone(pool):
-    await pool.join(0)
-    call = pool.call("a", PROMPT, await pool.send(prompt="x"))
-    await pool.store.route([call])
-    await pool.store.redis.delete(pool.store.keys.request("a"))
-    assert [one.outcome for one in await pool.store.route([call])] == ["dup"]
-    assert len(await pool.inbox(0)) == 1
-
-
-async def test_two_daemons_that_read_the_same_entries_dispatch_each_once(pool):
-    for rank in range(2):
-        await pool.join(rank, blocks=1000)
-        await pool.report(rank, free=1000)
-    calls = [pool.call(f"q{i}", [i] * 5, await pool.send(prompt="x")) for i in range(40)]
-    both = [pool.store.route(calls[start : start + 8]) for start in range(0, 40, 8)]
-    both += [pool.store.route(calls[start : start + 10]) for start in range(0, 40, 10)]
-    replies = [one for batch in await asyncio.gather(*both) for one in batch]
-    assert [one.outcome for one in replies].count("routed") == 40
-    sent = [message.id for rank in range(2) for message in await pool.inbox(rank)]
-    assert sorted(sent) == sorted(call.id for call in calls)
-
-
-@pytest.mark.parametrize("forgotten", [False, True])
-async def test_of_a_batch_only_what_another_daemon_took_is_left_out(pool, forgotten):
-    await pool.join(0)
-    calls = [pool.call(f"q{i}", [i] * 5, await pool.send(prompt="x")) for i in range(4)]
-    await pool.store.route([calls[1], calls[3]])
-    if forgotten:
-        await pool.store.redis.delete(*(pool.store.keys.request(name) for name in ("q1", "q3")))
-    outcomes = [one.outcome for one in await pool.store.route(calls)]
-    assert outcomes == ["routed", "dup", "routed", "dup"]
-    assert sorted(message.id for message in await pool.inbox(0)) == ["q0", "q1", "q2", "q3"]
-
-
-async def test_an_entry_that_its_producer_trimmed_is_served_beside_one_that_was_taken(pool):
-    await pool.join(0)
-    calls = [pool.call(f"q{i}", [i] * 5, await pool.send(prompt="x")) for i in range(2)]
-    await pool.store.route([calls[1]])
-    await pool.store.redis.xtrim(pool.store.keys.ingress, maxlen=0, approximate=False)
-    assert [one.outcome for one in await pool.store.route(calls)] == ["routed", "dup"]
-
-
-async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
-    prompt = list(range(32))
-    for rank, held in ((0, 32), (1, 20)):
-        await pool.join(rank)
-        await pool.report(rank, puts=pages_of(prompt[:held]))
-    await pool.ask("a", prompt)
-    assert (await pool.record("a"))["terms"] == "0 8 1 32 0 0 1 ok;1 7 2 32 0 0 4 worse"
-
-
-async def test_an_id_sent_twice_is_dispatched_once(pool):
-    await pool.join(0)
-    await pool.ask("a", PROMPT)
-    row = await pool.row(0)
-    assert (await pool.ask("a", PROMPT)).outcome == "dup"
-    assert await pool.row(0) == row
-    assert await pending(pool) == 0
-
-
-async def test_a_parked_request_is_dispatched_by_one_of_two_retries(pool):
-    await pool.ask("a", PROMPT)
-    await pool.join(0)
-    assert (await pool.retry("a", PROMPT)).outcome == "routed"
-    assert (await pool.retry("a", PROMPT)).outcome == "dup"
-
-
-async def test_a_routed_entry_is_gone_from_ingress(pool):
-    await pool.join(0)
-    await pool.ask("a", PROMPT)
-    assert await pool.store.redis.xlen(pool.store.keys.ingress) == 0
-    assert await pending(pool) == 0
-
-
 # --- ends before a rank is chosen
 
 
@@ -370,7 +293,7 @@ async def test_the_record_says_where_and_why(pool):
         "deadline": str(2**42),
         "entry": dispatch.entry,
         "reason": "no_prefix_hit",
-        "terms": "0 0 5 32 0 0 16 ok;1 0 5 1 0 0 24 full",
+        "terms": "0 0 0 5 32 0 0 16 0 0 0 16 ok;1 0 0 5 1 0 0 16 8 0 0 24 full",
     }
 
 
@@ -386,6 +309,9 @@ async def test_the_record_says_where_and_why(pool):
         {2: "-1 2 3 4"},
         {2: ""},
         {3: "abc"},
+        {4: "1;2"},
+        {4: "*@x"},
+        {2: "1 2 3 4 high"},
     ],
 )
 async def test_a_call_that_cannot_be_read_writes_nothing_for_any_of_its_requests(pool, damage):
@@ -395,7 +321,7 @@ async def test_a_call_that_cannot_be_read_writes_nothing_for_any_of_its_requests
     for position, value in damage.items():
         bad[position] = value
     before = await everything(pool.store)
-    with pytest.raises(ProtocolError, match="cannot read meta or hashes of b"):
+    with pytest.raises(ProtocolError, match="cannot read meta, hashes or candidates of b"):
         await pool.store.call("route", *good, *bad)
     assert await everything(pool.store) == before
 
