@@ -7,6 +7,7 @@ question about the next request is answered from it alone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,31 @@ class Offer:
     def cost(self) -> float:
         return self.queue + self.prefill + self.reclaim + self.hop - self.credit
 
-    def text(self) -> str:
-        counts = (self.hit, self.deep, self.need, self.free, self.reclaimable)
-        costs = (self.queue, self.prefill, self.reclaim, self.hop, self.credit, self.cost)
-        words = [*counts, *map(int, costs), "ok" if self.fits else "full"]
-        return " ".join(map(str, words))
+    @property
+    def told(self) -> dict[str, int | str]:
+        """What `explain` must say, cut to whole numbers; prefill is what the rest leaves."""
+        cost, queue, reclaim = int(self.cost), int(self.queue), int(self.reclaim)
+        hop, lease = int(self.hop), int(self.credit)
+        return {
+            "hit": self.hit,
+            "deep": self.deep,
+            "need": self.need,
+            "free": self.free,
+            "reclaimable": self.reclaimable,
+            "queue": queue,
+            "prefill": cost - queue - reclaim - hop + lease,
+            "reclaim": reclaim,
+            "hop": hop,
+            "lease": lease,
+            "cost": cost,
+            "verdict": "ok" if self.fits else "full",
+        }
+
+
+def nothing(verdict: str) -> dict[str, int | str]:
+    """What `explain` says of a rank that is no candidate."""
+    names = ("hit", "deep", "need", "free", "reclaimable", "queue", "prefill", "reclaim", "hop")
+    return dict.fromkeys((*names, "lease", "cost"), 0) | {"verdict": verdict}
 
 
 @dataclass(frozen=True)
@@ -134,34 +155,27 @@ class Verdict:
     choices: Mapping[int, set[str]]
     """Rank -> the reasons it may give: more than one only where a draw comes before a spill."""
     offers: Mapping[int, Offer]
-    terms: Mapping[int, str]
+    terms: Mapping[int, dict[str, int | str]]
 
-    def agrees(self, number: int, text: str) -> bool:
+    def agrees(self, number: int, said: Mapping[str, Any]) -> bool:
         """Whether what the function says of a candidate is so; of a `worse` one it gives bounds."""
-        if not text.endswith(" worse"):
-            return text == self.terms[number]
-        hit, deep, need, *rest = map(int, text.split()[:-1])
-        free, reclaimable, queue, prefill, reclaim, hop, credit, cost = rest
+        true: Mapping[str, Any] = self.terms[number]
+        if said["verdict"] != "worse":
+            return said == true
         made = self.offers[number]
         least = min(other.cost for other in self.offers.values() if other.fits)
         longest = max(other.deep for other in self.offers.values())
-        exact = (free, reclaimable, queue, hop) == (
-            made.free,
-            made.reclaimable,
-            int(made.queue),
-            int(made.hop),
-        )
+        same = ("free", "reclaimable", "queue", "hop")
         return (
-            exact
-            and number not in self.choices
-            and made.hit <= hit <= longest
-            and made.deep <= deep <= longest
-            and made.need >= need
-            and made.prefill >= prefill
-            and made.reclaim >= reclaim
-            and credit >= int(made.credit)
-            and least < cost + 1
-            and cost <= made.cost
+            number not in self.choices
+            and all(said[name] == true[name] for name in same)
+            and made.hit <= said["hit"] <= longest
+            and made.deep <= said["deep"] <= longest
+            and said["need"] <= made.need
+            and said["reclaim"] <= made.reclaim
+            and said["lease"] >= true["lease"]
+            and least < said["cost"] + 1
+            and said["cost"] <= made.cost
         )
 
 
@@ -283,9 +297,9 @@ def decide(
             reason = why(offers[number], offers, asked, spilled=spilled)
             choices.setdefault(number, set()).add(reason)
     terms = {
-        number: offers[number].text()
+        number: offers[number].told
         if number in offers
-        else "0 " * 11 + ("drain" if ranks[number].state == "drain" else "down")
+        else nothing("drain" if ranks[number].state == "drain" else "down")
         for number in named
     }
     return Verdict(choices=choices, offers=offers, terms=terms)

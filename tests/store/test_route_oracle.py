@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lmpoold.protocol.views import parse_words
 from tests.store.oracle import Asked, Hints, OracleRank, Weights, decide, promise
 from tests.store.pool import BLOCK, begin, names, pages_of
 
@@ -120,15 +121,26 @@ async def unsettle(pool, ranks):
             await pool.lose(number)
 
 
+async def candidates_of(store, request_id):
+    """Rank -> what `explain` says of it as a candidate."""
+    rows = [parse_words(line) for line in await store.explain(request_id) if "verdict=" in line]
+    return {
+        int(row.pop("candidate")): {
+            name: word if name == "verdict" else int(word) for name, word in row.items()
+        }
+        for row in rows
+    }
+
+
 async def check(store, ranks, w, request_id, asked, routed, hints):
     """One reply is one the oracle allows; then the oracle follows it."""
     verdict = decide(ranks, asked, BLOCK, w, hints)
     raw = await store.redis.hgetall(store.keys.request(request_id))
     record = {name.decode(): value.decode() for name, value in raw.items()}
-    told = {int(n): text for n, _, text in (t.partition(" ") for t in record["terms"].split(";"))}
+    told = await candidates_of(store, request_id)
     assert told.keys() == verdict.terms.keys()
-    for number, text in told.items():
-        assert verdict.agrees(number, text), (number, text, verdict)
+    for number, said in told.items():
+        assert verdict.agrees(number, said), (number, said, verdict)
     if not verdict.choices:
         assert routed.outcome == "parked"
         assert record["reason"] == "no_capacity"

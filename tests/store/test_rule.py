@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from lmpoold.protocol.views import parse_words
 from tests.store.pool import BLOCK, names, pages_of
 
 PROMPT = list(range(64))
@@ -15,10 +16,11 @@ async def reason(pool, request_id: str) -> str:
     return (await pool.record(request_id))["reason"]
 
 
-async def terms(pool, request_id: str) -> dict[int, list[int]]:
-    """Rank -> hit, deep, need, free, reclaimable, queue, prefill, reclaim, hop, lease, cost."""
-    rows = (await pool.record(request_id))["terms"].split(";")
-    return {int(r.split()[0]): [int(word) for word in r.split()[1:-1]] for r in rows}
+async def terms(pool, request_id: str) -> dict[int, dict[str, str]]:
+    """Rank -> what `explain` says of it as a candidate."""
+    lines = await pool.store.explain(request_id)
+    rows = [parse_words(line) for line in lines if "verdict=" in line]
+    return {int(row["candidate"]): row for row in rows}
 
 
 async def ranks(pool, count, blocks=1000):
@@ -40,7 +42,7 @@ async def test_siblings_of_a_burst_follow_the_first_before_anything_is_published
         "no_prefix_hit",
         *["prefix_in_flight"] * 3,
     ]
-    assert (await terms(pool, "q1"))[routed[0].rank][1] == 12
+    assert (await terms(pool, "q1"))[routed[0].rank]["deep"] == "12"
 
 
 async def test_siblings_in_one_call_follow_one_another(pool):
@@ -74,7 +76,7 @@ async def test_a_prefix_in_flight_ends_with_the_epoch_that_was_to_compute_it(poo
     await pool.store.rank_down(0, pool.epochs[0])
     await ranks(pool, 1)
     await pool.ask("b", TAILS[1])
-    assert (await terms(pool, "b"))[0][:2] == [0, 0]
+    assert (await terms(pool, "b"))[0]["deep"] == "0"
 
 
 async def test_the_published_prefix_takes_the_place_of_the_one_in_flight(pool):
@@ -83,7 +85,7 @@ async def test_the_published_prefix_takes_the_place_of_the_one_in_flight(pool):
     await pool.report(first.rank, free=900, admitted=["a.0"], puts=pages_of(PROMPT))
     await pool.ask("b", PROMPT)
     assert await reason(pool, "b") == "prefix_hit"
-    assert (await terms(pool, "b"))[first.rank][:2] == [16, 16]
+    assert (await terms(pool, "b"))[first.rank]["hit"] == "16"
 
 
 # --- the owner of a prefix
@@ -148,7 +150,8 @@ async def test_between_equals_the_origin_then_its_neighbour_is_nearer(pool):
     assert (await pool.ask("a", [], origin=1)).rank == 1
     await pool.report(1, free=1000, wait=100)
     assert (await pool.ask("b", [], origin=1)).rank == 0
-    assert {rank: row[8] for rank, row in (await terms(pool, "b")).items()} == {0: 64, 1: 0, 2: 128}
+    hops = {rank: row["hop"] for rank, row in (await terms(pool, "b")).items()}
+    assert hops == {0: "64", 1: "0", 2: "128"}
 
 
 async def test_a_prefix_far_away_outweighs_the_way(pool):
@@ -191,7 +194,7 @@ async def test_an_urgent_request_counts_a_part_of_what_waits(pool):
     assert (await pool.ask("a", PROMPT)).rank == 1
     await pool.report(1, free=1000, admitted=["a.0"])
     assert (await pool.ask("b", PROMPT, priority=1)).rank == 0
-    assert (await terms(pool, "b"))[0][5] == 25
+    assert (await terms(pool, "b"))[0]["queue"] == "25"
 
 
 # --- overload

@@ -22,7 +22,7 @@ local function approach(g, r, rank, c, fly, lease)
   c.lease_from = lease and leased(lease, rank, c) and lease.depth or nil
 end
 
--- Cost of the request on row `c` if it holds `hit` blocks, then its parts: prefill, reclaim, lease.
+-- Cost of the request on row `c` if it holds `hit` blocks, and of it what is reclaim and what lease.
 local function price(g, r, c, hit)
   local bs, deep = g.block_size, c.fly > hit and c.fly or hit
   local prefill = g.w_prefill * max(1, r.ntok - deep * bs)
@@ -30,7 +30,7 @@ local function price(g, r, c, hit)
   local short = r.total - hit - max(0, c.free - c.resv)
   local reclaim = short > 0 and g.w_reclaim * bs * short or 0
   local off = c.lease_from and hit >= c.lease_from and g.w_lease or 0
-  return c.queue + prefill + reclaim + c.hop - off, prefill, reclaim, off
+  return c.queue + prefill + reclaim + c.hop - off, reclaim, off
 end
 
 -- Of candidates `ranks`, those a request with an origin may go to: all, if none of them is live.

@@ -78,14 +78,15 @@ local function route(a)
   local todo, sources = {}, {}
   for i = 1, #a, 8 do
     local ntok, nmax, deadline, attempt, priority = match(a[i + 2], META)
-    local cands, origin = match(a[i + 4], '^([%d,*]*)@?(%d*)$')
+    local cands, origin = a[i + 4], nil
+    if find(cands, '@', 1, true) then cands, origin = match(cands, '^(.*)@(%d+)$') end
     if not ntok or not cands or #a[i + 3] % DIGITS ~= 0 then
       return err('BADARGS', 'cannot read meta, hashes or candidates of ' .. a[i])
     end
     if a[i + 1] ~= 'parked' then sources[#sources + 1] = a[i + 1] end
     todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = tonumber(ntok), nmax = tonumber(nmax),
       total = ceil((ntok + 1) / g.block_size), priority = tonumber(priority) or 0, cands = cands,
-      deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], origin = origin ~= '' and origin,
+      deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], origin = origin,
       client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
   acknowledge(todo, sources)

@@ -50,8 +50,7 @@ local function ranks(a)
   return out
 end
 
-local TERMS = {'candidate', 'hit', 'deep', 'need', 'free', 'reclaimable', 'queue', 'prefill', 'reclaim',
-  'hop', 'lease', 'cost', 'verdict'}
+local TERMS = '^(%d+) (%d+) (%-?%d+) (%-?%d+) (%d+) (%d+) (%-?%d+) (%a+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$'
 local function explain(a)
   local flat = call('HGETALL', P .. 'req:' .. a[1])
   if #flat == 0 then
@@ -67,11 +66,11 @@ local function explain(a)
     if name ~= 'terms' then out[#out + 1] = name .. '=' .. f[name] end
   end
   for line in gmatch(f.terms or '', '[^;]+') do
-    local words = {}
-    for word in gmatch(line, '[^ ]+') do
-      words[#words + 1] = TERMS[#words + 1] .. '=' .. word
-    end
-    out[#out + 1] = concat(words, ' ')
+    local rank, hit, need, free, kept, queue, cost, verdict, deep, reclaim, hop, lease = match(line, TERMS)
+    reclaim, hop, lease = tonumber(reclaim) or 0, tonumber(hop) or 0, tonumber(lease) or 0
+    out[#out + 1] = fmt('candidate=%s hit=%s deep=%s need=%s free=%s reclaimable=%s queue=%s prefill=%d ' ..
+      'reclaim=%d hop=%d lease=%d cost=%s verdict=%s', rank, hit, deep ~= '' and deep or hit, need, free, kept,
+      queue, cost - queue - reclaim - hop + lease, reclaim, hop, lease, cost, verdict)
   end
   return out
 end

@@ -21,9 +21,9 @@ Holds    Exactly one of all calls for one (id, source) dispatches it: gated by X
          hit is a hint: the longest published prefix, by bisection (presence is prefix-closed).
          The cheapest takes it, but an owner of its prefix keeps it while the cheapest is not cheaper by
          bypass_slack, and lets a much idler neighbour have it for at most spill_slack more.
-         `terms` of the request: a candidate each, by `;`: rank, hit, deep (with what is in flight), need,
-         free, reclaimable, queue, prefill, reclaim, hop, lease, cost, verdict (ok full worse down drain);
-         worse: hit is at most, cost at least, what it says.
+         `terms` of the request: a candidate each, by `;`: rank, hit, need, free, reclaimable, queue, cost,
+         verdict (ok full worse down drain), and if they say anything: deep (hit and what is in flight),
+         reclaim, hop, lease. worse: hit is at most, cost at least, what it says.
 ]]
 -- The row of the least cost that fits and passes `test`; equal ones are drawn from.
 local function cheapest(live, draw, test)
@@ -86,15 +86,18 @@ local function choose(g, rows, r, ranks, n, draw, lease)
   for i = 1, #ranks do
     local rank, c = ranks[i], rows[ranks[i]]
     if c and c.live then
-      local hit, prefill, reclaim = c.hi, nil, nil
+      local hit, reclaim = c.hi, nil
       c.need, c.deep, c.verdict = r.total - hit, c.fly > hit and c.fly or hit, 'ok'
-      c.cost, prefill, reclaim, c.lease = price(g, r, c, hit)
+      c.cost, reclaim, c.lease = price(g, r, c, hit)
       if c.worse then c.verdict = 'worse'
       elseif c.need > c.free - c.resv + c.reclaim then c.verdict = 'full' end
-      terms[i] = fmt('%s %d %d %d %d %d %d %d %d %d %d %d %s', rank, hit, c.deep, c.need, c.free - c.resv,
-        c.reclaim, c.queue, prefill, reclaim, c.hop, c.lease, c.cost, c.verdict)
+      terms[i] = fmt('%s %d %d %d %d %d %d %s', rank, hit, c.need, c.free - c.resv, c.reclaim, c.queue,
+        c.cost, c.verdict)
+      if reclaim > 0 or c.deep > hit or c.hop > 0 or c.lease > 0 then
+        terms[i] = terms[i] .. fmt(' %d %d %d %d', c.deep, reclaim, c.hop, c.lease)
+      end
     else
-      terms[i] = rank .. ' 0 0 0 0 0 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
+      terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
     end
   end
   local best, spilled = decide(g, live, draw)
