@@ -5,6 +5,7 @@ VENV ?= .venv
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+CHAOS_ARGS ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -12,11 +13,11 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint bench format clean
+.PHONY: help demo test check lint bench chaos format clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
-	@echo "PYTHON=$(PYTHON) (3.11 or later) builds VENV=$(VENV); DEMO_ARGS, BENCH_ARGS, PYTEST_ARGS are passed on"
+	@echo "PYTHON=$(PYTHON) (3.11 or later) builds VENV=$(VENV); DEMO_ARGS, BENCH_ARGS, CHAOS_ARGS, PYTEST_ARGS are passed on"
 
 demo: $(STAMP) ## start a small pool on this machine, ask it a few questions, show who answered and why
 	$(VENV)/bin/lmpoolctl demo $(DEMO_ARGS)
@@ -35,6 +36,9 @@ lint: $(STAMP)
 
 bench: $(STAMP) ## measure routing and ingress on this machine, small sizes
 	$(PY) -m benchmarks $(BENCH_ARGS)
+
+chaos: $(STAMP) ## ten minutes of kills, stops, broken links and late messages over a real pool, and a table
+	$(PY) -m tests.chaos $(CHAOS_ARGS)
 
 format: $(STAMP) ## rewrite the sources as `check` wants them
 	$(PY) -m ruff format .

@@ -6,6 +6,7 @@ It runs the real loops of `workers.daemon` over a stand-in that answers each bat
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import click
@@ -15,9 +16,8 @@ from lmpoold.shell.observe import log_to_stderr
 from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
 from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.precision import dtype_bytes
-from workers.core.batch import Batch
+from workers.core.batch import Batch, Sampled
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Drawn
 from workers.daemon.membership import Pool, identity
 from workers.daemon.serve import Equipment, serve
 from workers.daemon.settings import WorkerConfig
@@ -28,9 +28,17 @@ MODEL = "random:tiny-qwen3"
 class IdlePlant:
     """Draws token 65 for every row, at once."""
 
-    def run(self, batch: Batch) -> list[Drawn]:
-        """Return a token for each chunk that samples."""
-        return [Drawn(65)] * len(batch.samples)
+    def __init__(self) -> None:
+        self._counts: deque[int] = deque()
+
+    def launch(self, batch: Batch) -> None:
+        """Count the chunks that sample."""
+        self._counts.append(len(batch.samples))
+
+    def collect(self) -> Sampled:
+        """Return a token for each of them."""
+        count = self._counts.popleft()
+        return Sampled(tokens=[65] * count, logprobs=[None] * count)
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -42,7 +50,8 @@ def decode(ids: Sequence[int]) -> str:
 @click.option("--redis-url", required=True)
 @click.option("--rank", default=0)
 @click.option("--blocks", default=200_000)
-def main(redis_url: str, rank: int, blocks: int) -> None:
+@click.option("--lookahead", default=0)
+def main(redis_url: str, rank: int, blocks: int, lookahead: int) -> None:
     """Serve rank RANK without a model."""
     log_to_stderr("warning")
     folder = resolve(MODEL, cache=cache_root(os.environ))
@@ -67,6 +76,7 @@ def main(redis_url: str, rank: int, blocks: int) -> None:
         rank=rank,
         max_num_seqs=256,
         max_batched_tokens=65536,
+        lookahead=lookahead,
     )
     uvloop.run(serve(config, build))
 

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
@@ -18,59 +20,91 @@ from lmpoold.store.scripts import PoolStore
 READY_S = 120.0
 
 
+class Processes:
+    """A server and the processes around it, in a folder of their own.
+
+    Attributes:
+        url: the server's.
+    """
+
+    def __init__(self, folder: Path, server: EmbeddedServer) -> None:
+        self.url = server.url
+        self.folder = folder
+        self._server = server
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *argv: str) -> None:
+        """Start `python -m *argv --redis-url URL`."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            command = (sys.executable, "-m", *argv, "--redis-url", self.url)
+            self.children[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def check(self) -> None:
+        """Raise SystemExit with the logs if a process has ended."""
+        if any(child.poll() is not None for child in self.children.values()):
+            logs = "\n".join(log.read_text()[-2000:] for log in self.folder.glob("*.log"))
+            raise SystemExit(f"a process under measurement ended:\n{logs}")
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds of each process so far, the server's as `server`."""
+        assert self._server.process is not None
+        pids = {name: child.pid for name, child in self.children.items()}
+        pids["server"] = self._server.process.pid
+        times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
+        return {name: spent.user + spent.system for name, spent in times.items()}
+
+    def end(self) -> None:
+        """End every child, by SIGKILL if SIGTERM does not do."""
+        for child in reversed(self.children.values()):
+            child.terminate()
+        for child in reversed(self.children.values()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(15)
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+
+
+@contextlib.asynccontextmanager
+async def running_processes() -> AsyncIterator[Processes]:
+    """Yield a fresh server with no processes yet; all that are started end with it."""
+    with tempfile.TemporaryDirectory(prefix="lmpool-") as folder:
+        server = EmbeddedServer(Path(folder) / "s")
+        await server.start()
+        processes = Processes(Path(folder), server)
+        try:
+            yield processes
+        finally:
+            processes.end()
+            server.stop()
+
+
 @contextlib.asynccontextmanager
 async def running_pool(
     model: str, workers: Sequence[Sequence[str]], *, daemon_options: Sequence[str] = ()
-) -> AsyncIterator[str]:
-    """Yield the server's URL once every worker is up.
+) -> AsyncIterator[Processes]:
+    """Yield a pool's processes once every worker is up.
 
     Args:
         model: as lmpoold takes it.
         workers: argv behind `python -m` of each worker, without its --redis-url.
         daemon_options: more options for lmpoold.
     """
-    children: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="lmpool-") as folder:
-        server = EmbeddedServer(Path(folder) / "s")
-        await server.start()
-
-        def start(name: str, *argv: str) -> None:
-            with (Path(folder) / f"{name}.log").open("wb") as log:
-                argv = (sys.executable, "-m", *argv, "--redis-url", server.url)
-                children.append(subprocess.Popen(argv, stdout=log, stderr=log))
-
-        try:
-            start("lmpoold", "lmpoold", "--model", model, *daemon_options)
-            for number, argv in enumerate(workers):
-                start(f"worker{number}", *argv)
-            await _until_up(server.url, len(workers), children, Path(folder))
-            yield server.url
-        finally:
-            for child in reversed(children):
-                child.terminate()
-            for child in reversed(children):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(15)
-                if child.poll() is None:
-                    child.kill()
-                    child.wait()
-            server.stop()
+    async with running_processes() as processes:
+        processes.start("lmpoold", "lmpoold", "--model", model, *daemon_options)
+        for number, argv in enumerate(workers):
+            processes.start(f"worker{number}", *argv)
+        await _until_up(processes, len(workers))
+        yield processes
 
 
-async def _until_up(
-    url: str, count: int, children: Sequence[subprocess.Popen[bytes]], folder: Path
-) -> None:
-    redis = open_redis(url)
+async def _until_up(processes: Processes, count: int) -> None:
+    redis = open_redis(processes.url)
     store = PoolStore(redis, Keyspace())
     try:
         async with asyncio.timeout(READY_S):
             while sum(row.state == "up" for row in await store.ranks()) < count:
-                if any(child.poll() is not None for child in children):
-                    raise SystemExit(f"a process of the pool ended:\n{_logs(folder)}")
+                processes.check()
                 await asyncio.sleep(0.1)
     finally:
         await redis.aclose()
-
-
-def _logs(folder: Path) -> str:
-    return "\n".join(log.read_text()[-2000:] for log in folder.glob("*.log"))

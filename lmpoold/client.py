@@ -8,26 +8,31 @@ are dropped here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from redis.exceptions import ConnectionError as ServerLost
-from redis.exceptions import TimeoutError as ServerSlow
+from redis.exceptions import RedisError
 
 from lmpoold.protocol.errors import Conflict, ProtocolError, RequestFailed
 from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
+from lmpoold.shell.steady import is_lost
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
 
 READ_BLOCK_MS = 1000
 READ_COUNT = 512
 RETRY_S = 0.2
+LIVE = frozenset({"queued", "parked", "routed", "running"})
+PATIENCE_S = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +60,24 @@ class PoolClient:
                 print(output.text, end="", flush=True)
     """
 
-    def __init__(self, url: str, pool: str = DEFAULT_POOL) -> None:
-        """Prepare a client; nothing is sent before `async with`."""
+    def __init__(
+        self, url: str, pool: str = DEFAULT_POOL, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        """Prepare a client; nothing is sent before `async with`.
+
+        Args:
+            url: of the server.
+            pool: its name.
+            patience_s: how long a call goes on trying while the server is away.
+        """
+        self._patience_s = patience_s
         self._redis = open_redis(url)
         self._blocking = open_redis(url, blocking=True)
         self._store = PoolStore(self._redis, Keyspace(pool))
         self._client = f"c-{uuid.uuid4().hex}"
         self._waiting: dict[str, asyncio.Queue[Output | Exception]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def __aenter__(self) -> Self:
         """Start reading answers."""
@@ -76,12 +91,16 @@ class PoolClient:
         trace: TracebackType | None,
     ) -> None:
         """Cancel what is still being answered, and close."""
-        for request_id in list(self._waiting):
-            await self._store.cancel(request_id)
+        # Without a server nobody can be told: answers then run to their end, and expire.
+        with contextlib.suppress(RedisError, OSError):
+            for request_id in list(self._waiting):
+                await self._store.cancel(request_id)
+        self._closing = True  # redis-py may turn a cancellation under way into a lost connection
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        await self._redis.unlink(self._store.keys.out(self._client))
+        with contextlib.suppress(RedisError, OSError):
+            await self._redis.unlink(self._store.keys.out(self._client))
         await self._redis.aclose()
         await self._blocking.aclose()
 
@@ -124,23 +143,46 @@ class PoolClient:
         read_request("0-0", {name.encode(): text.encode() for name, text in values.items()})
         self._waiting.setdefault(request_id, asyncio.Queue())
         try:
-            if not await self._store.submit(request_id, self._client, values):
-                await self._check_owner(request_id)
+            entry, lost = await self._insist(
+                lambda: self._store.submit(request_id, self._client, values)
+            )
+            if not entry:
+                (owner, state), _ = await self._insist(lambda: self._owner(request_id))
+                ours = owner == self._client
+                # After a lost reply the first try may have been taken, and even answered, already.
+                if not ours or not (lost or state in LIVE):
+                    raise Conflict(
+                        f"request id {request_id} was used before ({state}, answered on "
+                        f"out:{owner}); choose another id, or none"
+                    )
         except BaseException:
             self._waiting.pop(request_id, None)
             raise
         return request_id
 
-    async def _check_owner(self, request_id: str) -> None:
-        """Refuse an id whose answer goes elsewhere, or is over."""
+    async def _owner(self, request_id: str) -> tuple[str, str]:
+        """Return the client an id is answered to, and the request's state."""
         key = self._store.keys.request(request_id)
         fields: list[Any] = await self._redis.hmget(key, ["client", "state"])
         owner, state = (field.decode() if field else "" for field in fields)
-        if owner != self._client or state not in ("queued", "parked", "routed", "running"):
-            raise Conflict(
-                f"request id {request_id} was used before ({state}, answered on out:{owner}); "
-                "choose another id, or none"
-            )
+        return owner, state
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
+        """Call until the server has answered; only for calls that may be repeated.
+
+        Returns: the reply, and whether an earlier one may have been lost.
+        Raises: whatever the call raises; an error of the connection only after `patience_s`.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, lost = loop.time() + self._patience_s, False
+        while True:
+            try:
+                return await call(), lost
+            except (RedisError, OSError) as error:
+                if not is_lost(error) or loop.time() > until_s:
+                    raise
+            lost = True
+            await asyncio.sleep(RETRY_S)
 
     async def stream(self, request_id: str) -> AsyncIterator[Output]:
         """Yield the outputs of a request of this client, in order, none twice, to its end.
@@ -177,7 +219,7 @@ class PoolClient:
         finally:
             self._waiting.pop(request_id, None)
             if not ended:
-                await self._store.cancel(request_id)
+                await self.cancel(request_id)
 
     async def generate(self, **options: Any) -> Answer:
         """Submit (same arguments) and wait for the whole answer."""
@@ -193,20 +235,21 @@ class PoolClient:
 
     async def cancel(self, request_id: str) -> str:
         """Cancel a request at any stage; returns the state it was in, `UNKNOWN` for none."""
-        return await self._store.cancel(request_id)
+        state, _ = await self._insist(lambda: self._store.cancel(request_id))
+        return state
 
     async def _read(self) -> None:
         """Hand outputs to their streams; go on where it was after a lost connection."""
         stream, last = self._store.keys.out(self._client), b"0-0"
-        while True:
+        while not self._closing:
             try:
                 reply: Any = await self._blocking.xread(
                     {stream: last}, count=READ_COUNT, block=READ_BLOCK_MS
                 )
-            except (ServerLost, ServerSlow, OSError):
-                await asyncio.sleep(RETRY_S)
-                continue
             except Exception as error:
+                if is_lost(error):
+                    await asyncio.sleep(RETRY_S)
+                    continue
                 # Nobody awaits this task while streams run: they have to hear of its end.
                 for queue in self._waiting.values():
                     queue.put_nowait(error)

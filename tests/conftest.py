@@ -2,15 +2,17 @@
 
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from redis.asyncio import Redis
 
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
+from lmpoold.store.lane import Lane
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -40,6 +42,20 @@ async def redis(server_url: str) -> AsyncIterator[object]:
     await client.function_flush("SYNC")
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def lane_over() -> AsyncIterator[Callable[[Redis], Lane]]:
+    """Open a lane for blocking reads over a client; all are closed at the end."""
+    lanes: list[Lane] = []
+
+    def over(client: Redis) -> Lane:
+        lanes.append(Lane(client, blocking=True))
+        return lanes[-1]
+
+    yield over
+    for lane in lanes:
+        await lane.close()
 
 
 @pytest.fixture

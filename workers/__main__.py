@@ -25,14 +25,16 @@ from workers.daemon.settings import WorkerConfig
 @click.option("--pool", default="default", help="The pool to join.")
 @click.option("--model", default="demo", help="demo, random:<shape>, a folder, .gguf or hub id.")
 @click.option("--rank", default=0, help="Place in the pool; one live worker each.")
-@click.option("--device", default="cpu", help="torch device.")
+@click.option("--device", default="cpu", help="cpu, cuda[:index], or auto; cuda goes by rank.")
 @click.option("--dtype", default="auto", help="auto takes the pool's.")
 @click.option("--blocks", default=0, help="KV blocks; 0 takes what --kv-bytes holds.")
-@click.option("--kv-bytes", default=512 * 2**20, help="Memory for K/V when --blocks is 0.")
+@click.option("--kv-bytes", default=0, help="For K/V; 0: 512 MiB on a CPU, what fits on a GPU.")
+@click.option("--memory-share", default=0.9, help="Of a GPU's memory, for this worker.")
 @click.option("--block-size", default=0, help="0 takes the pool's; another one is refused.")
 @click.option("--threads", default=max(1, (os.cpu_count() or 2) // 2), help="CPU threads.")
-@click.option("--max-num-seqs", default=64, help="Sequences that run at once.")
-@click.option("--max-batched-tokens", default=512, help="Tokens a step computes at most.")
+@click.option("--max-num-seqs", default=0, help="That run at once; 0: 64, 256 on a GPU.")
+@click.option("--max-batched-tokens", default=0, help="A step's most; 0: 512, 2048 on a GPU.")
+@click.option("--lookahead", type=click.IntRange(0, 1), help="Steps ahead; 0, 1 on a GPU.")
 @click.option("--log-level", default="info")
 @click.version_option(package_name="lmpool")
 @click.pass_context
@@ -45,19 +47,12 @@ def command(
     if not redis_url:
         raise click.UsageError("give --redis-url, or set LMPOOL_REDIS_URL")
     log_to_stderr(log_level)
-    config = WorkerConfig(redis_url=redis_url, cache=cache_root(os.environ), **options)
-    check_device(config.device)
+    wanted = WorkerConfig(redis_url=redis_url, cache=cache_root(os.environ), **options)
     from workers.daemon.build import build_equipment
+    from workers.model.device import choose_device
 
+    config = wanted.on(choose_device(wanted.device, wanted.rank))
     uvloop.run(serve(config, partial(build_equipment, config)))
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that this worker cannot compute on, before anything is loaded."""
-    if device != "cpu":
-        raise ConfigError(
-            f"device {device}: this version computes on the CPU only; start with --device cpu"
-        )
 
 
 @command.command("prepare")

@@ -3,7 +3,8 @@
 Requests are sent at fixed times whatever the answers do (open loop), so a queue would show. The
 sender and the reader are plain blocking threads: an event loop's timers are a millisecond coarse,
 which is what is measured here. Latency counts from just before the XADD is written; how late the
-sender itself was is printed beside it.
+sender itself was is printed beside it. The same load goes first over a bare relay (`relay.py`): the
+same hops on the same server with nothing done in them, the floor on this machine at this hour.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import redis
 import uvloop
 
 from benchmarks.idle_worker import MODEL
-from benchmarks.processes import running_pool
+from benchmarks.processes import Processes, running_pool, running_processes
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import read_outputs
 
@@ -96,21 +97,44 @@ class Load:
                         self.ends[output.id] = self.ends.get(output.id, 0) + 1
 
 
-async def measure(rates: tuple[float, ...], seconds: float) -> list[dict[str, Any]]:
-    """Run each rate on one pool, after a warm-up."""
+async def _rates(
+    processes: Processes, what: str, rates: tuple[float, ...], seconds: float
+) -> list[dict[str, Any]]:
+    """Run each rate on what runs, after a warm-up."""
     rows = []
-    async with running_pool(MODEL, [["benchmarks.idle_worker"]]) as url:
-        await asyncio.to_thread(Load(url, 200, 2, "warm").run)
-        for rate in rates:
-            row = await asyncio.to_thread(Load(url, rate, seconds, f"r{rate:.0f}").run)
-            rows.append(row)
-            click.echo(
-                f"{rate:6,.0f} req/s: first byte p50 {row['p50_us']:.0f} us, "
-                f"p90 {row['p90_us']:.0f}, p99 {row['p99_us']:.0f}; "
-                f"sender late by {row['sender_late_p50_us']:.0f} us; "
-                f"{row['sent']} sent, {row['lost']} lost, {row['twice']} answered twice"
-            )
+    await asyncio.to_thread(Load(processes.url, 200, 2, "warm").run)
+    for rate in rates:
+        before = processes.cpu_s()
+        row = await asyncio.to_thread(Load(processes.url, rate, seconds, f"r{rate:.0f}").run)
+        after = processes.cpu_s()
+        row["what"] = what
+        row["cpu_us"] = {
+            name: (after[name] - before[name]) / row["sent"] * 1e6 for name in sorted(after)
+        }
+        rows.append(row)
+        spent = ", ".join(f"{name} {each:.0f}" for name, each in row["cpu_us"].items())
+        click.echo(
+            f"{what:5} {rate:6,.0f} req/s: first byte p50 {row['p50_us']:.0f} us, "
+            f"p90 {row['p90_us']:.0f}, p99 {row['p99_us']:.0f}; "
+            f"sender late by {row['sender_late_p50_us']:.0f} us; "
+            f"{row['sent']} sent, {row['lost']} lost, {row['twice']} answered twice; "
+            f"CPU us a request: {spent}"
+        )
     return rows
+
+
+async def measure(rates: tuple[float, ...], seconds: float) -> list[dict[str, Any]]:
+    """Run each rate over the bare relay, then over a pool."""
+    async with running_processes() as processes:
+        for half in ("pass", "answer"):
+            processes.start(half, "benchmarks.relay", half)
+        floor = await _rates(processes, "relay", rates, seconds)
+    async with running_pool(MODEL, [["benchmarks.idle_worker"]]) as processes:
+        rows = await _rates(processes, "pool", rates, seconds)
+    for row, bare in zip(rows, floor, strict=True):
+        row["of_relay_p50"] = row["p50_us"] / bare["p50_us"]
+        click.echo(f"{row['rate']:6,.0f} req/s: p50 is {row['of_relay_p50']:.2f} of the relay's")
+    return floor + rows
 
 
 @click.command()

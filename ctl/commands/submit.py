@@ -149,9 +149,11 @@ async def _printed(
 
 def step_json(output: Output) -> dict[str, Any]:
     """Return one step with numbers as numbers; what it does not have is left out."""
-    step = {name: value for name, value in asdict(output).items() if value not in ("", None)}
+    step = {name: value for name, value in output._asdict().items() if value not in ("", None)}
     if output.logprobs:
         step["logprobs"] = json.loads(output.logprobs)
+    if output.usage is not None:
+        step["usage"] = asdict(output.usage)
     return {"text": "", **step}
 
 

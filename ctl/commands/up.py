@@ -29,7 +29,7 @@ from ctl.target import Target, shown_url, target_options
 @click.option("--block-size", type=click.IntRange(1), help="Tokens a KV block.")
 @click.option("--max-model-len", type=click.IntRange(1), help="Context in tokens.")
 @click.option("--dtype", help="auto, float32, bfloat16 or float16.")
-@click.option("--device", help="Of each worker, e.g. cpu or cuda.")
+@click.option("--device", help="Of each worker: cpu, cuda (by rank), cuda:<index>, auto.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads a worker; default: its share.")
 def up(target: Target, threads: int | None, **options: Any) -> None:
     """Start a server, lmpoold and workers here; keep them alive until Ctrl-C.

@@ -22,8 +22,9 @@ from lmpoold.protocol.errors import ConfigError
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
-from lmpoold.shell.steady import is_lost, pause, stop_on_signals
+from lmpoold.shell.steady import is_lost, pause, settle_heap, stop_on_signals
 from lmpoold.store.connect import check_server, describe, open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
@@ -97,11 +98,13 @@ async def serve(config: DaemonConfig) -> None:
     )
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)
-    store = PoolStore(redis, keys)
+    calls, reads = Lane(redis), Lane(blocking, blocking=True)
+    store = PoolStore(redis, keys, calls)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    inbox = Inbox(blocking, keys.ingress, INGRESS_GROUP, name)
+    inbox = Inbox(reads, keys.ingress, INGRESS_GROUP, name)
     try:
         version = await _set_up(store, identity, config.constants, stop)
+        settle_heap()
         async with asyncio.TaskGroup() as loops:
             loops.create_task(Ingress(store, inbox, reader).run(stop), name="ingress")
             loops.create_task(Parked(store, blocking, reader).run(stop), name="parked")
@@ -113,6 +116,8 @@ async def serve(config: DaemonConfig) -> None:
             await redis.xgroup_delconsumer(keys.ingress, INGRESS_GROUP, name)
         log.info("stopped", extra={"consumer": name})
     finally:
+        await calls.close()
+        await reads.close()
         await redis.aclose()
         await blocking.aclose()
 

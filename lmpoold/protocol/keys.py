@@ -9,7 +9,6 @@ from lmpoold.protocol.errors import ConfigError
 
 DEFAULT_POOL = "default"
 INGRESS_GROUP = "sched"
-WORKER_GROUP = "w"
 _POOL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -71,7 +70,7 @@ class Keyspace:
         return self.prefix + "sched:lead"
 
     def worker(self, rank: int) -> str:
-        """STREAM of routes and cancels for a rank; group `w`."""
+        """STREAM of routes and cancels for a rank; its one group is named by the rank's epoch."""
         return f"{self.prefix}w:{rank}"
 
     def out(self, client: str) -> str:

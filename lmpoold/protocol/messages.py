@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.request import Sampling
@@ -17,14 +18,19 @@ PROTOCOL = "1"
 
 def _non_default(row: Payload | Sampling) -> dict[str, Any]:
     """Return the fields that differ from their defaults: most requests name few."""
-    kind: Any = type(row)
-    values = ((name, getattr(row, name), default) for name, default in _defaults(kind))
-    return {name: value for name, value, default in values if value != default}
+    names, defaults, read = _defaults(cast("Hashable", type(row)))
+    values = zip(names, defaults, read(row), strict=True)
+    return {name: value for name, default, value in values if value != default}
 
 
 @cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, field.default) for field in fields(kind))
+def _defaults(kind: Hashable) -> tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], Any]]:
+    names = tuple(field.name for field in fields(cast("Any", kind)))
+    defaults = tuple(field.default for field in fields(cast("Any", kind)))
+    return names, defaults, attrgetter(*names)
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +53,9 @@ class Payload:
 
     def encode(self) -> str:
         """Return the payload as one line of JSON."""
-        row = _non_default(self) | {"sampling": _non_default(self.sampling)}
-        return json.dumps(row, separators=(",", ":"), ensure_ascii=False)
+        row = _non_default(self)
+        row["sampling"] = _non_default(self.sampling)
+        return _encode(row)
 
     @classmethod
     def decode(cls, text: str | bytes) -> Payload:
@@ -127,9 +134,15 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
 
+    def encode(self) -> str:
+        """Return the usage as one line of JSON."""
+        return (
+            f'{{"prompt_tokens":{self.prompt_tokens},'
+            f'"completion_tokens":{self.completion_tokens},"cached_tokens":{self.cached_tokens}}}'
+        )
 
-@dataclass(frozen=True, slots=True)
-class Output:
+
+class Output(NamedTuple):  # one a token: a tuple is made in half the time of a frozen dataclass
     """One step of one request, as it stands on an output stream.
 
     Attributes:
@@ -143,7 +156,7 @@ class Output:
     """
 
     id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     token: int | None = None
     text: str = ""
     logprobs: str = ""
@@ -170,14 +183,14 @@ class Output:
             if value := getattr(self, name):
                 out[name] = value
         if self.usage is not None:
-            out["usage"] = json.dumps(asdict(self.usage), separators=(",", ":"))
+            out["usage"] = self.usage.encode()
         return out
 
 
 STEP = "step"
 """The one field of an entry that carries several outputs: a JSON list of their fields."""
 
-_OUTPUT_FIELDS = frozenset(field.name for field in fields(Output))
+_OUTPUT_FIELDS = frozenset(Output._fields)
 
 
 def write_outputs(outputs: Sequence[Output]) -> list[str]:
@@ -185,7 +198,7 @@ def write_outputs(outputs: Sequence[Output]) -> list[str]:
     if len(outputs) == 1:
         return [part for pair in outputs[0].to_fields().items() for part in pair]
     rows = [output.to_fields() for output in outputs]
-    return [STEP, json.dumps(rows, separators=(",", ":"), ensure_ascii=False)]
+    return [STEP, _encode(rows)]
 
 
 def _output(row: Mapping[str, Any]) -> Output:

@@ -8,31 +8,38 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
 
 from lmpoold.protocol.errors import ConfigError, UnsafeServer
 
 MIN_REDIS = (7, 0)
 MIN_VALKEY = (7, 2)
-CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 5.0
 """How long a call that does not block on purpose may take before the connection counts as dead."""
+LONGEST_BLOCK_S = 1.0
+"""How long callers of a `blocking` client may ask the server to wait. A path that swallows packets
+closes no connection: without a time limit behind it such a read would wait for ever."""
 
 
-def open_redis(url: str, *, blocking: bool = False, max_connections: int = 256) -> Redis:
+def open_redis(
+    url: str, *, blocking: bool = False, unbounded: bool = False, max_connections: int = 256
+) -> Redis:
     """Return a client for `unix://`, `redis://` or `rediss://` URLs; nothing is sent yet.
 
     Nothing is retried by the client itself: a lost reply to XADD must not become a second entry.
 
     Args:
         url: as redis-py reads it; `rediss://` for TLS, with `ssl_ca_certs` and the like as query.
-        blocking: for XREAD/BLPOP callers: no read timeout.
+        blocking: for callers of XREAD, BLPOP and the like that block `LONGEST_BLOCK_S` at most.
+        unbounded: for callers that may wait for ever: no read timeout at all.
         max_connections: of the pool.
     Raises: ConfigError: the URL cannot be read.
     """
+    timeout_s = CALL_TIMEOUT_S + (LONGEST_BLOCK_S if blocking else 0.0)
     try:
         return Redis.from_url(
             url,
-            socket_timeout=None if blocking else CALL_TIMEOUT_S,
+            socket_timeout=None if unbounded else timeout_s,
             socket_connect_timeout=CALL_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
             max_connections=max_connections,
@@ -67,8 +74,6 @@ def judge_server(server: Mapping[str, Any]) -> str:
             f"maxmemory-policy is {policy}: the server would drop the page table without a word; "
             "run CONFIG SET maxmemory-policy noeviction"
         )
-    if int(server.get("loading", 0)):
-        raise UnsafeServer("the server is still loading its data; try again when it has finished")
     return f"{name} {text}"
 
 
@@ -78,11 +83,14 @@ async def check_server(redis: Redis) -> str:
     Raises:
         UnsafeServer: a setting would lose pool state; the message says which.
         ConfigError: the server refused the credentials.
+        BusyLoadingError: it is reading its data in, and has nothing to say yet: try again.
     """
     try:
         server = await redis.info("everything")
     except AuthenticationError as error:
         raise ConfigError(f"the server refused the credentials in the Redis URL: {error}") from None
+    if int(server.get("loading", 0)):
+        raise BusyLoadingError("the server is still loading its data")
     return judge_server(server)
 
 

@@ -31,10 +31,12 @@ from lmpoold.protocol.views import (
     read_rank_row,
     read_routed,
 )
+from lmpoold.store.lane import Lane
 from lmpoold.store.library import FUNCTIONS, source
 
 STAGE_CHUNK_PAGES = 1000
 STAGE_TTL_S = 60
+CONSUMER_IDLE_MS = 30_000
 
 ERRORS: dict[str, type[LMPoolError]] = {
     "BADARGS": ProtocolError,
@@ -111,10 +113,11 @@ def delta_args(
 class PoolStore:
     """Pool state of one pool on one server."""
 
-    def __init__(self, redis: Redis, keys: Keyspace) -> None:
-        """Use `redis`, which the caller opens and closes."""
+    def __init__(self, redis: Redis, keys: Keyspace, lane: Lane | None = None) -> None:
+        """Use `redis`, and `lane` for calls of functions; the caller opens and closes both."""
         self.redis = redis
         self.keys = keys
+        self._execute_words = redis.execute_command if lane is None else lane.execute
 
     async def load_library(self) -> None:
         """Load the function library; replacing one of the same name is safe at any time."""
@@ -139,7 +142,7 @@ class PoolStore:
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
-        return await self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
+        return await self._execute_words(*words)
 
     async def configure(self, identity: PoolIdentity, constants: PoolConstants) -> None:
         """Describe the pool, or check that it is the same one.
@@ -202,9 +205,15 @@ class PoolStore:
         """Cancel a request at any stage; returns the state it was in, or UNKNOWN."""
         return str((await self.call("cancel", request_id)).decode())
 
-    async def reap(self, most: int) -> list[str]:
-        """End what has outlived its time; returns a line a deed."""
-        return [line.decode() for line in await self.call("reap", most)]
+    async def reap(self, most: int, *, consumer_idle_ms: int = CONSUMER_IDLE_MS) -> list[str]:
+        """End what has outlived its time; returns a line a deed.
+
+        Args:
+            most: requests to move or end in this call.
+            consumer_idle_ms: how long an lmpoold that holds nothing may be silent in its group.
+        """
+        reply = await self.call("reap", most, consumer_idle_ms)
+        return [line.decode() for line in reply]
 
     async def acquire(self, owner: str, ttl_ms: int) -> str | None:
         """Lead, or go on leading; returns the fencing token, None if another leads."""
@@ -268,11 +277,17 @@ class PoolStore:
         )
         return str(reply.decode())
 
-    async def rank_down(self, rank: int, epoch: str) -> None:
-        """Give a rank back; its unfinished requests go to `parked`."""
-        left = 1
+    async def rank_down(self, rank: int, epoch: str, *, failed: bool = False) -> None:
+        """Give a rank back; its unfinished requests go to `parked`.
+
+        Args:
+            rank: the rank.
+            epoch: the epoch it is held under.
+            failed: the worker broke down, and one of its requests may be the reason.
+        """
+        left, how = 1, "failed" if failed else "left"
         while left > 0:
-            left = int(await self.call("rank_down", rank, epoch, 100))
+            left = int(await self.call("rank_down", rank, epoch, 100, how))
 
     async def drain(self, rank: int, *, draining: bool) -> None:
         """Send no new requests to a rank, or send them again."""
@@ -318,13 +333,19 @@ class PoolStore:
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
-        await self.redis.hset(stage, "_", note)
-        await self.redis.expire(stage, STAGE_TTL_S)
+        await self._stage(stage, {"_": note})
         names = list(pages)
         for start in range(0, len(names), STAGE_CHUNK_PAGES):
             chunk = names[start : start + STAGE_CHUNK_PAGES]
-            await self.redis.hset(stage, mapping={name: str(pages[name]) for name in chunk})
+            await self._stage(stage, {name: str(pages[name]) for name in chunk})
         await self.call("swap", rank, epoch, new, str(counts), len(names))
+
+    async def _stage(self, stage: str, fields: Mapping[Any, Any]) -> None:
+        """Write a chunk; a stage without a time to live never exists, whoever dies when."""
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.hset(stage, mapping=fields)
+            pipe.expire(stage, STAGE_TTL_S)
+            await pipe.execute()
 
     async def emit(
         self,

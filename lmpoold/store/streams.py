@@ -5,44 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from redis.asyncio import Redis
+from lmpoold.store.lane import Lane
 
 Entry = tuple[str, Mapping[bytes, bytes]]
 """(entry id, fields), undecoded."""
 
 
 def _entries(raw: Any) -> list[Entry]:
-    # A deleted entry that is still pending comes back without fields.
-    return [(entry.decode(), fields or {}) for entry, fields in raw or ()]
+    return [(entry.decode(), _fields(flat)) for entry, flat in raw or ()]
+
+
+def _fields(flat: Any) -> Mapping[bytes, bytes]:
+    # A deleted entry that is still pending comes back without fields; redis-py pairs them itself.
+    if not flat or isinstance(flat, dict):
+        return flat or {}
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 class Inbox:
-    """One consumer of one group on one stream, on a blocking connection of its own."""
+    """One consumer of one group on one stream, on a connection of its own."""
 
-    def __init__(self, redis: Redis, stream: str, group: str, consumer: str) -> None:
-        """Read `stream` as `consumer` of `group`; `redis` must be opened with `blocking`."""
-        self._redis = redis
+    def __init__(self, lane: Lane, stream: str, group: str, consumer: str) -> None:
+        """Read `stream` as `consumer` of `group` over `lane`, which has no timeout."""
+        self._lane = lane
         self._stream = stream
         self._group = group
         self._consumer = consumer
 
     async def read(self, count: int, block_ms: int) -> list[Entry]:
         """Return up to `count` new entries, waiting up to `block_ms` for the first."""
-        reply: Any = await self._redis.xreadgroup(
-            self._group, self._consumer, {self._stream: ">"}, count=count, block=block_ms
+        reply = await self._lane.execute(
+            *("XREADGROUP", "GROUP", self._group, self._consumer),
+            *("COUNT", count, "BLOCK", block_ms, "STREAMS", self._stream, ">"),
         )
         return _entries(reply[0][1]) if reply else []
 
     async def pending(self, count: int) -> list[Entry]:
         """Return entries this consumer was given and has not acknowledged."""
-        reply: Any = await self._redis.xreadgroup(
-            self._group, self._consumer, {self._stream: "0"}, count=count
+        reply = await self._lane.execute(
+            *("XREADGROUP", "GROUP", self._group, self._consumer),
+            *("COUNT", count, "STREAMS", self._stream, "0"),
         )
         return _entries(reply[0][1]) if reply else []
 
     async def claim(self, count: int, min_idle_ms: int) -> list[Entry]:
         """Take over entries that their consumer has left unacknowledged for `min_idle_ms`."""
-        reply = await self._redis.xautoclaim(
-            self._stream, self._group, self._consumer, min_idle_ms, count=count
+        reply = await self._lane.execute(
+            *("XAUTOCLAIM", self._stream, self._group, self._consumer),
+            *(min_idle_ms, "0-0", "COUNT", count),
         )
         return _entries(reply[1])

@@ -65,7 +65,8 @@ async def start_pool(
         ["workers", "--model", model, "--rank", str(rank), "--threads", "1", *options]
         for rank in range(workers)
     ]
-    async with running_pool(model, argv, daemon_options=daemon_options) as url:
+    async with running_pool(model, argv, daemon_options=daemon_options) as processes:
+        url = processes.url
         redis = open_redis(url, blocking=True)
         async with PoolClient(url) as client:
             yield Running(url, redis, client, PoolStore(redis, KEYS))

@@ -11,6 +11,7 @@ import pytest
 import lmpoold.store
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.connect import open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from tests.store.pool import Pool, begin
 
@@ -80,11 +81,13 @@ async def store(request: pytest.FixtureRequest, server_url: str) -> AsyncIterato
         await redis.function_flush("SYNC")
     else:
         redis = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(7, 0)), protocol=2)
-    store = PoolStore(redis, Keyspace())
+    lane = Lane(redis)
+    store = PoolStore(redis, Keyspace(), lane)
     yield store
     await check_leftovers(store)
     await check_reservations(store)
     await check_parked(store)
+    await lane.close()
     await redis.aclose()
 
 

@@ -171,7 +171,9 @@ class Pool:
     async def deliver(self, rank: int) -> list[Dispatch | Cancel]:
         """What a worker reads now that it had not read before."""
         stream = self.store.keys.worker(rank)
-        reply = await self.store.redis.xreadgroup("w", "w0", {stream: ">"}, count=1000)
+        reply = await self.store.redis.xreadgroup(
+            self.epochs[rank], "w0", {stream: ">"}, count=1000
+        )
         entries = reply[0][1] if reply else []
         return [read_worker_message(entry.decode(), values) for entry, values in entries]
 
@@ -186,6 +188,11 @@ class Pool:
     async def row(self, rank: int) -> RankRow:
         (row,) = [row for row in await self.store.ranks() if row.rank == rank]
         return row
+
+    async def pending(self) -> int:
+        """Count the ingress entries that were read and not acknowledged."""
+        (group,) = await self.store.redis.xinfo_groups(self.store.keys.ingress)
+        return int(group["pending"])
 
     async def parked_ids(self) -> list[str]:
         return [

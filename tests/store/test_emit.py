@@ -100,6 +100,17 @@ async def test_a_repeated_step_is_written_once(pool):
     assert [output.token for output in await pool.answers("a")] == [11, 12]
 
 
+async def test_a_step_that_arrives_again_after_later_ones_is_not_written(pool):
+    epoch = await pool.join(0)
+    await running(pool)
+    for step in range(1, 13):
+        await pool.store.emit(0, epoch, step, {"a": [Output("a", step - 1, 10 + step, "x")]})
+    before = await everything(pool.store)
+    for step in (2, 11, 9):
+        await pool.store.emit(0, epoch, step, {"a": [Output("a", step - 1, 10 + step, "x")]})
+    assert await everything(pool.store) == before
+
+
 async def test_the_same_step_number_of_the_next_epoch_is_another_step(pool):
     first = await pool.join(0)
     await pool.store.emit(0, first, 1, {"a": [Output("a", 0, 11, "x")]})

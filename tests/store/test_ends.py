@@ -1,10 +1,12 @@
 """cancel, reap, acquire: what ends by decision or by time."""
 
+import asyncio
+
 import pytest
 
 from lmpoold.protocol.config import PoolConstants
 from lmpoold.protocol.errors import ConfigError
-from lmpoold.protocol.messages import Cancel
+from lmpoold.protocol.messages import Cancel, Output
 from tests.store.pool import everything, pages_of
 
 PROMPT = list(range(8))
@@ -167,6 +169,54 @@ async def test_a_draining_rank_that_falls_silent_is_taken_down_too(pool):
     await pool.lose(0)
     assert await pool.store.reap(10) == ["down 0"]
     assert await pool.parked_ids() == ["a"]
+
+
+async def test_a_request_that_its_workers_fall_over_is_refused_in_the_end(pool):
+    await pool.join(0)
+    await pool.ask("a", PROMPT, client="c")
+    for fall in range(1, 8):
+        await pool.lose(0)
+        await pool.store.reap(10)
+        assert await pool.parked_ids() == ["a"], fall
+        await pool.join(0)
+        await pool.retry("a", PROMPT, client="c")
+    await pool.lose(0)
+    await pool.store.reap(10)
+    assert await pool.parked_ids() == []
+    (answer,) = await pool.answers("c")
+    assert (answer.code, answer.error) == ("worker_failed", "server_error")
+    assert "8 workers in a row were lost" in answer.message
+
+
+async def test_a_worker_that_leaves_in_good_order_or_made_progress_blames_nobody(pool):
+    await pool.join(0)
+    await pool.ask("a", PROMPT)
+    for turn in range(12):
+        await pool.emit(0, {"a": [Output("a", turn, 1, "t")]})
+        await pool.lose(0)
+        await pool.store.reap(10)
+        await pool.join(0)
+        await pool.retry("a", PROMPT)
+    for _ in range(12):
+        await pool.store.rank_down(0, pool.epochs[0])
+        await pool.join(0)
+        await pool.retry("a", PROMPT)
+    assert (await pool.record("a"))["state"] == "routed"
+
+
+# --- reap: consumers
+
+
+async def test_the_consumer_of_a_dead_lmpoold_goes_once_it_holds_nothing(pool):
+    redis, keys = pool.store.redis, pool.store.keys
+    entry = await pool.send(prompt="x", id="a")  # read by d0
+    await asyncio.sleep(0.01)
+    assert await pool.store.reap(10, consumer_idle_ms=0) == []
+    await redis.xack(keys.ingress, "sched", entry)
+    await redis.xdel(keys.ingress, entry)
+    assert await pool.store.reap(10) == []
+    assert await pool.store.reap(10, consumer_idle_ms=0) == ["gone d0"]
+    assert await redis.xinfo_consumers(keys.ingress, "sched") == []
 
 
 # --- reap: reservations

@@ -9,11 +9,6 @@ from tests.store.pool import BLOCK, everything, names, pages_of
 PROMPT = list(range(16))
 
 
-async def pending(pool) -> int:
-    (group,) = await pool.store.redis.xinfo_groups(pool.store.keys.ingress)
-    return group["pending"]
-
-
 async def reason(pool, request_id: str) -> str:
     return (await pool.record(request_id))["reason"]
 
@@ -193,7 +188,7 @@ async def test_a_parked_request_keeps_all_that_a_retry_needs(pool):
     assert await redis.zscore(keys.parked, "a") == 2**42
     record = await pool.record("a")
     assert (record["state"], record["client"]) == ("parked", "c")
-    assert await pending(pool) == 0
+    assert await pool.pending() == 0
 
 
 async def test_a_parked_request_is_dispatched_when_there_is_room(pool):
@@ -219,7 +214,7 @@ async def test_past_the_parked_bound_a_request_is_overloaded_at_once(pool):
     (answer,) = await pool.answers("b")
     assert (answer.code, answer.error, answer.index) == ("overloaded", "overloaded_error", 0)
     assert (await pool.record("b"))["state"] == "failed"
-    assert await pending(pool) == 0
+    assert await pool.pending() == 0
 
 
 async def test_a_parked_request_is_not_overloaded_by_its_own_retry(pool):

@@ -1,10 +1,10 @@
-"""route: of all who read an entry, one dispatches it."""
+"""Route: an entry is dispatched once, whoever else reads it."""
 
 import asyncio
 
 import pytest
 
-from tests.store.test_route import PROMPT, pending
+PROMPT = list(range(16))
 
 
 async def test_an_entry_is_dispatched_once_however_often_it_is_routed(pool):
@@ -64,7 +64,7 @@ async def test_an_id_sent_twice_is_dispatched_once(pool):
     row = await pool.row(0)
     assert (await pool.ask("a", PROMPT)).outcome == "dup"
     assert await pool.row(0) == row
-    assert await pending(pool) == 0
+    assert await pool.pending() == 0
 
 
 async def test_a_parked_request_is_dispatched_by_one_of_two_retries(pool):
@@ -78,4 +78,4 @@ async def test_a_routed_entry_is_gone_from_ingress(pool):
     await pool.join(0)
     await pool.ask("a", PROMPT)
     assert await pool.store.redis.xlen(pool.store.keys.ingress) == 0
-    assert await pending(pool) == 0
+    assert await pool.pending() == 0

@@ -3,9 +3,11 @@
 import stat
 
 import pytest
+from redis.exceptions import BusyLoadingError
 
 from lmpoold.protocol.errors import ConfigError, NoCapacity, UnsafeServer
 from lmpoold.protocol.keys import Keyspace
+from lmpoold.shell.steady import is_lost
 from lmpoold.store.connect import check_server, judge_server, open_redis
 from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.scripts import PoolStore
@@ -35,7 +37,6 @@ def test_a_safe_server_is_named(changes, name):
         ({"valkey_version": "7.1.0"}, r"Valkey 7\.1\.0 lacks FUNCTION .+ run Valkey 7\.2"),
         ({"maxmemory": 9, "maxmemory_policy": "allkeys-lru"}, "maxmemory-policy is allkeys-lru"),
         ({"maxmemory": 9, "maxmemory_policy": "volatile-ttl"}, "maxmemory-policy is volatile-ttl"),
-        ({"loading": 1}, "still loading"),
     ],
 )
 def test_an_unsafe_server_is_refused_by_what_to_change(changes, why):
@@ -111,3 +112,13 @@ async def test_an_embedded_server_that_ends_is_reported_with_its_last_words(tmp_
 def test_a_socket_path_too_long_for_the_kernel_is_refused_by_the_option(tmp_path):
     with pytest.raises(ConfigError, match="--state-dir"):
         EmbeddedServer(tmp_path / ("x" * 120))
+
+
+async def test_a_server_that_is_reading_its_data_in_is_waited_for_not_refused():
+    class Loading:
+        async def info(self, section):
+            return SAFE | {"loading": 1}
+
+    with pytest.raises(BusyLoadingError) as error:
+        await check_server(Loading())
+    assert is_lost(error.value)

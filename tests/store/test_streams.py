@@ -2,15 +2,24 @@
 
 import pytest
 
+from lmpoold.store.lane import Lane
 from lmpoold.store.streams import Inbox
 
 STREAM = "lmpool:{default}:in"
 
 
 @pytest.fixture
-def inbox(pool):
+async def lane(pool):
+    """A connection without timeout."""
+    lane = Lane(pool.store.redis, blocking=True)
+    yield lane
+    await lane.close()
+
+
+@pytest.fixture
+def inbox(lane):
     """The first of two consumers of ingress."""
-    return Inbox(pool.store.redis, STREAM, "sched", "d0")
+    return Inbox(lane, STREAM, "sched", "d0")
 
 
 async def add(pool, *prompts: str) -> list[str]:
@@ -44,9 +53,9 @@ async def test_what_was_read_is_pending_until_it_is_acknowledged(pool, inbox):
     assert [entry for entry, _ in await inbox.pending(10)] == [sent[1]]
 
 
-async def test_what_another_consumer_left_is_claimed(pool, inbox):
+async def test_what_another_consumer_left_is_claimed(pool, inbox, lane):
     sent = await add(pool, "x")
-    await Inbox(pool.store.redis, STREAM, "sched", "gone").read(10, 1)
+    await Inbox(lane, STREAM, "sched", "gone").read(10, 1)
     assert await inbox.claim(10, 60_000) == []
     assert await inbox.claim(10, 0) == [(sent[0], {b"prompt": b"x"})]
     assert [entry for entry, _ in await inbox.pending(10)] == sent

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 
 from lmpoold.protocol.hashing import PrefixHash, domain_root
 from lmpoold.protocol.request import Sampling
-from workers.core.batch import Batch, StepResult
+from workers.core.batch import Batch, Chunk, StepResult
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.schedule import Scheduler
 from workers.core.sequence import Sequence, finish_reason
@@ -68,7 +69,11 @@ def undisturbed(sequence: Sequence, max_model_len: int) -> tuple[list[int], str]
 
 
 class Worker:
-    """A scheduler, and a KV tensor that remembers what was written where."""
+    """A scheduler, and a KV tensor that remembers what was written where.
+
+    A batch is computed when it is scheduled, as on a device that runs what it was given in order;
+    the host learns of it at `complete`.
+    """
 
     def __init__(self, blocks: int, size: int = 4, **limits: int) -> None:
         self.pool = BlockPool(blocks, size)
@@ -78,6 +83,8 @@ class Worker:
             "max_model_len": blocks * size,
             **limits,
         }
+        self.drawn: list[int] = []
+        self.under_way: deque[tuple[Batch, list[int]]] = deque()
         self.scheduler = Scheduler(self.pool, stop_ids=STOP, **wanted)
         self.kv: dict[tuple[BlockId, int], int] = {}
         self.now_s = 0.0
@@ -102,11 +109,13 @@ class Worker:
     def run(self, batch: Batch) -> list[int]:
         """Write the K/V of every row, then let every row attend to all that is before it."""
         size, written = self.pool.block_size, set()
-        for chunk in batch.rows:
+        tokens = [self._tokens(chunk) for chunk in batch.rows]
+        for chunk, known in zip(batch.rows, tokens, strict=True):
             sequence = chunk.sequence
             assert chunk.length > 0
-            assert chunk.samples == (chunk.start + chunk.length == len(sequence.tokens))
-            digests = prefix_digests(sequence.root, sequence.tokens)
+            assert chunk.samples == (chunk.start + chunk.length == len(known))
+            assert len(known) < sequence.limit
+            digests = prefix_digests(sequence.root, known)
             for position in range(chunk.start, chunk.start + chunk.length):
                 if position >= chunk.write_from:
                     slot = (sequence.block_table[position // size], position % size)
@@ -114,14 +123,26 @@ class Worker:
                     assert self.pool.refs(slot[0]) == 1
                     written.add(slot)
                     self.kv[slot] = digests[position]
-        for chunk in batch.rows:
+        for chunk, known in zip(batch.rows, tokens, strict=True):
             sequence = chunk.sequence
             self.computed_tokens += chunk.length
-            digests = prefix_digests(sequence.root, sequence.tokens)
+            digests = prefix_digests(sequence.root, known)
             for position in range(chunk.start + chunk.length):
                 slot = (sequence.block_table[position // size], position % size)
                 assert self.kv[slot] == digests[position]
-        return [next_token(chunk.sequence.tokens) for chunk in batch.samples]
+        paired = zip(batch.rows, tokens, strict=True)
+        sampled = [next_token(known) for chunk, known in paired if chunk.samples]
+        if batch.rows:
+            self.drawn = sampled
+        return sampled
+
+    def _tokens(self, chunk: Chunk) -> list[int]:
+        """All tokens of a row's sequence, one of them perhaps known to the device alone."""
+        tokens = list(chunk.sequence.tokens)
+        if chunk.after is not None:
+            assert chunk.start == len(tokens)
+            tokens.append(self.drawn[chunk.after])
+        return tokens
 
     def complete(self, batch: Batch, sampled: list[int]) -> list[StepResult]:
         results = self.scheduler.complete(batch, sampled, self.now_s)
@@ -134,18 +155,34 @@ class Worker:
                 self.finished[sequence.request_id] = (sequence.tokens, result.finish_reason)
         return results
 
-    def step(self) -> Batch:
+    def launch(self) -> Batch:
+        """Schedule and compute a batch whose outcome the host does not know yet."""
         batch = self.schedule()
-        self.complete(batch, self.run(batch))
+        if batch.rows:
+            self.under_way.append((batch, self.run(batch)))
+        return batch
+
+    def land(self) -> list[StepResult]:
+        """Tell the host what came of the oldest batch under way."""
+        return self.complete(*self.under_way.popleft())
+
+    def step(self) -> Batch:
+        """Go on by a batch: launch one, complete the oldest once enough are under way."""
+        batch = self.launch()
+        if self.under_way and (len(self.under_way) > self.scheduler.lookahead or not batch.rows):
+            self.land()
         return batch
 
     def drain(self) -> None:
         """Run to the end, which must come, and find every block free or cached."""
+        while len(self.under_way) > self.scheduler.lookahead:
+            self.land()
         for _ in range(2000):
-            if self.scheduler.idle:
+            if self.scheduler.idle and not self.under_way:
                 break
+            waited = len(self.under_way)
             batch = self.step()
-            assert batch.rows or batch.preempted
+            assert batch.rows or batch.preempted or waited
         assert self.scheduler.idle
         assert self.pool.available == self.pool.num_blocks
 

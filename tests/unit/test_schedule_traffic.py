@@ -14,7 +14,6 @@ from tests.unit.schedule_worker import (
     request,
     undisturbed,
 )
-from workers.core.batch import Batch
 from workers.core.blocks import BlockId
 
 
@@ -27,8 +26,9 @@ class Traffic(RuleBasedStateMachine):
         seats=st.sampled_from([1, 3, 4, 5]),
         spare=st.integers(0, 8),
         shorter=st.integers(0, 6),
+        lookahead=st.integers(0, 1),
     )
-    def open(self, size: int, blocks: int, seats: int, spare: int, shorter: int):
+    def open(self, size: int, blocks: int, seats: int, spare: int, shorter: int, lookahead: int):
         longest = max(2, size * blocks - shorter)
         self.size = size
         self.worker = Worker(
@@ -37,10 +37,10 @@ class Traffic(RuleBasedStateMachine):
             max_num_seqs=seats,
             max_batched_tokens=seats + spare,
             max_model_len=longest,
+            lookahead=lookahead,
         )
         self.expected: dict[str, tuple[list[int], str]] = {}
         self.gone: set[str] = set()
-        self.pending: tuple[Batch, list[int]] | None = None
         self.outside: list[BlockId] = []
 
     @rule(
@@ -85,23 +85,21 @@ class Traffic(RuleBasedStateMachine):
 
     @rule()
     def schedule(self):
-        if self.pending is None:
-            batch = self.worker.schedule()
-            self.pending = batch, self.worker.run(batch)
+        if len(self.worker.under_way) <= self.worker.scheduler.lookahead:
+            self.worker.launch()
 
-    @precondition(lambda self: self.pending is not None)
     @rule()
     def complete(self):
-        assert self.pending is not None
-        results = self.worker.complete(*self.pending)
-        assert not {result.sequence.request_id for result in results} & self.gone
-        self.pending = None
+        if self.worker.under_way:
+            results = self.worker.land()
+            assert not {result.sequence.request_id for result in results} & self.gone
 
     @rule(times=st.integers(1, 12))
     def steps(self, times: int):
         for _ in range(times):
             self.schedule()
-            self.complete()
+            if len(self.worker.under_way) > self.worker.scheduler.lookahead:
+                self.complete()
 
     @precondition(lambda self: self.expected)
     @rule(number=st.integers(0, 30), stop=st.booleans())
@@ -116,7 +114,7 @@ class Traffic(RuleBasedStateMachine):
             self.gone.add(name)
         assert left is None or scheduler.abort(name) is None
 
-    @precondition(lambda self: self.pending is None)
+    @precondition(lambda self: not self.worker.under_way)
     @rule(count=st.integers(1, 6))
     def take_outside(self, count: int):
         self.outside += self.worker.pool.allocate(count) or []
@@ -141,8 +139,6 @@ class Traffic(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "worker"):
-            if self.pending is not None:
-                self.complete()
             self.return_outside()
             self.worker.drain()
             self.finished_answers_are_those_of_an_undisturbed_run()
@@ -153,12 +149,13 @@ TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-@given(seed=st.integers(0, 2**32))
-def test_a_crowd_in_a_small_pool_gets_its_undisturbed_answers(seed: int):
+@given(seed=st.integers(0, 2**32), lookahead=st.integers(0, 1))
+def test_a_crowd_in_a_small_pool_gets_its_undisturbed_answers(seed: int, lookahead: int):
     """The same walk, denser: most steps are short of blocks, many preempt, siblings wait."""
     draw = Random(seed)
     walk = Traffic()
-    walk.open(draw.randint(1, 3), draw.randint(4, 9), draw.randint(3, 5), draw.randint(0, 8), 0)
+    sizes = draw.randint(1, 3), draw.randint(4, 9), draw.randint(3, 5), draw.randint(0, 8)
+    walk.open(*sizes, 0, lookahead)
     for _ in range(draw.randint(5, 25)):
         walk.ask(
             shared=draw.randint(0, 6),

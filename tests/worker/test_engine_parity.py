@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.messages import Dispatch, Output, Payload
 from lmpoold.protocol.request import Sampling
-from workers.core.batch import Batch
+from workers.core.batch import Batch, Sampled
 from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Abort, Add, Drawn, Engine, Reset, Stop
+from workers.daemon.engine import Abort, Add, Engine, Reset, Stop
 from workers.daemon.plant import ModelPlant
 from workers.daemon.report import StepReport
 from workers.model.kv import KVPool
@@ -35,15 +36,26 @@ class Watched:
         self._plant = plant
         self.batches: list[Batch] = []
 
-    def run(self, batch: Batch) -> list[Drawn]:
+    def launch(self, batch: Batch) -> None:
         self.batches.append(batch)
-        return self._plant.run(batch)
+        self._plant.launch(batch)
+
+    def collect(self) -> Sampled:
+        return self._plant.collect()
 
 
 class Driver:
     """An engine on its thread, fed and read by a test."""
 
-    def __init__(self, loaded, *, blocks: int = 128, max_num_seqs: int = 16, budget: int = 512):
+    def __init__(
+        self,
+        loaded,
+        *,
+        lookahead: int,
+        blocks: int = 128,
+        max_num_seqs: int = 16,
+        budget: int = 512,
+    ):
         kv = KVPool(blocks, loaded.geometry, block_size=BLOCK, dtype=loaded.dtype)
         self.plant = Watched(ModelPlant(ModelRunner(loaded, kv, TorchBackend())))
         self.scheduler = Scheduler(
@@ -51,6 +63,7 @@ class Driver:
             max_num_seqs=max_num_seqs,
             max_batched_tokens=budget,
             max_model_len=min(blocks * BLOCK, loaded.max_model_len),
+            lookahead=lookahead,
         )
         self.arrived = threading.Condition()
         self.outputs: dict[str, list[Output]] = {}
@@ -77,8 +90,16 @@ class Driver:
                     self.ended[end.id] = end.cached_tokens
             self.arrived.notify_all()
 
-    def add(self, name: str, tokens: Sequence[int], count: int = COUNT, **fields) -> None:
-        sampling = Sampling(max_tokens=count, ignore_eos=True)
+    def add(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        count: int = COUNT,
+        drawn: Mapping[str, object] | None = None,
+        **fields,
+    ) -> None:
+        options = {"max_tokens": count, "ignore_eos": True, **(drawn or {})}
+        sampling = Sampling(**options)
         payload = Payload(client=name, prompt_tokens=len(tokens), sampling=sampling, **fields)
         self.engine.tell(Add(Dispatch("1-0", name, 0, 0, payload, list(tokens))))
 
@@ -110,13 +131,13 @@ def models(request, random_model, demo_folder):
     return random_model(request.param)
 
 
-@pytest.fixture
-def drive(models):
+@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"])
+def drive(request, models):
     """Start engines; each must end with nothing held."""
     started = []
 
     def start(**options) -> Driver:
-        started.append(Driver(models[0], **options))
+        started.append(Driver(models[0], lookahead=request.param, **options))
         return started[-1]
 
     yield start
@@ -212,6 +233,52 @@ def test_a_resumed_request_goes_on_where_it_was(drive, expect):
     driver.engine.tell(Add(Dispatch("1-0", "a", 1, 0, payload, tokens)))
     assert driver.wait("a") == [whole[5:]]
     assert [output.index for output in driver.outputs["a"]] == list(range(5, COUNT))
+
+
+def test_a_stop_string_ends_one_answer_and_not_its_neighbour(drive, expect):
+    driver = drive()
+    whole = expect(prompt(37))
+    stop = f"<{whole[5]}>"
+    driver.add("a", prompt(37), drawn={"stop": (stop,)})
+    driver.add("b", prompt(33))
+    outputs = driver.wait("a", "b")
+    assert outputs == [whole[: whole.index(whole[5]) + 1], expect(prompt(33))]
+    assert driver.outputs["a"][-1].finish_reason == "stop"
+    driver.add("c", prompt(37))
+    assert driver.wait("c") == [whole]
+
+
+def test_a_stop_token_ends_an_answer_where_it_is_drawn(drive, expect):
+    driver = drive()
+    whole = expect(prompt(37))
+    driver.scheduler.stop_ids = frozenset({whole[5]})
+    driver.add("a", prompt(37), drawn={"ignore_eos": False})
+    assert driver.wait("a") == [whole[: whole.index(whole[5]) + 1]]
+
+
+def test_drawn_tokens_depend_on_the_request_alone(models, drive):
+    settings = {"temperature": 1.0, "top_k": 40, "seed": 7}
+    alone = Driver(models[0], lookahead=0)
+    alone.add("a", prompt(37), drawn=settings)
+    (expected,) = alone.wait("a")
+    alone.close()
+    driver = drive(budget=24, max_num_seqs=4)
+    for seed in range(3):
+        driver.add(f"n{seed}", prompt(20, seed), drawn={"temperature": 1.0, "seed": seed})
+    driver.add("a", prompt(37), drawn=settings)
+    assert driver.wait("a") == [expected]
+    assert len(set(expected)) > 1
+
+
+def test_logprobs_go_to_the_request_that_asked(drive, expect):
+    driver = drive()
+    driver.add("a", prompt(37), drawn={"logprobs": 2})
+    driver.add("b", prompt(33))
+    driver.wait("a", "b")
+    rows = [json.loads(output.logprobs) for output in driver.outputs["a"]]
+    assert [row["top"][0][0] for row in rows] == expect(prompt(37))
+    assert [row["top"][0][2] for row in rows] == [row["logprob"] for row in rows]
+    assert {output.logprobs for output in driver.outputs["b"]} == {""}
 
 
 def test_an_abort_frees_its_blocks_and_leaves_its_neighbour_alone(drive, expect):

@@ -21,6 +21,9 @@ Complete blocks are published in `complete`, parent first, generated tokens incl
 sequence published the same block meanwhile, the twin is adopted and the own copy freed: a running
 sequence always holds a chain of mapped blocks up to `published`, which is the invariant that
 `BlockPool` counts on.
+
+A batch may be chosen while the one before it is under way: see `UnderWay`. Nobody is preempted for
+such a batch; it comes out empty instead, until the step under way has shown who goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from lmpoold.protocol.views import Counts
 from workers.core.batch import Batch, Chunk, StepResult
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.sequence import Sequence, finish_reason
+from workers.core.underway import UnderWay
 from workers.core.waiting import WaitingLine, line_order
 
 __all__ = ["Batch", "Chunk", "Counts", "Scheduler", "StepResult"]
@@ -41,7 +45,8 @@ __all__ = ["Batch", "Chunk", "Counts", "Scheduler", "StepResult"]
 class Scheduler:
     """The waiting line and the running set over one `BlockPool`.
 
-    One step: `schedule`, run the model on the batch, `complete`.
+    One step: `schedule`, run the model on the batch, `complete`. With `lookahead` 1 the next batch
+    may be scheduled before the last one is completed; they complete in their order.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_model_len: int,
         stop_ids: Set[int] = frozenset(),
+        lookahead: int = 0,
     ) -> None:
         """Start empty.
 
@@ -62,8 +68,11 @@ class Scheduler:
             max_model_len: most tokens of a sequence, prompt and output together; all of them must
                 fit the pool.
             stop_ids: tokens that end an answer.
+            lookahead: 1 lets one batch be under way when the next one is chosen.
         Raises: ValueError: the limits contradict each other; the message says which to change.
         """
+        if lookahead not in (0, 1):
+            raise ValueError(f"lookahead must be 0 or 1, got {lookahead}")
         capacity = pool.num_blocks * pool.block_size
         if max_num_seqs < 1:
             raise ValueError(f"max_num_seqs must be at least 1, got {max_num_seqs}")
@@ -83,10 +92,12 @@ class Scheduler:
         self.max_batched_tokens = max_batched_tokens
         self.max_model_len = max_model_len
         self.stop_ids = frozenset(stop_ids)
+        self.lookahead = lookahead
         self._waiting = WaitingLine(pool)
         self._running: dict[str, Sequence] = {}  # in order of admission
         self._by_id: dict[str, Sequence] = {}
         self._writing: dict[PrefixHash, Sequence] = {}  # blocks that running prefills will publish
+        self._under_way = UnderWay(pool)
         self._now_s = 0.0  # when the last step was scheduled or completed; stamps early releases
 
     @property
@@ -116,8 +127,7 @@ class Scheduler:
     def abort(self, request_id: str) -> Sequence | None:
         """Take a sequence out at any stage, also between `schedule` and `complete`.
 
-        Returns None when it is not here. Its published blocks stay cached. The model may still be
-        writing the others, which is harmless: the next `schedule` is the first to give them out.
+        Returns None when it is not here. Its published blocks stay cached.
         """
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
@@ -137,58 +147,76 @@ class Scheduler:
         return sequence
 
     def schedule(self, now_s: float) -> Batch:
-        """Choose the next batch; every batch must be completed before the next one is chosen.
+        """Choose the next batch.
 
-        An empty batch while not `idle` means that somebody outside holds the blocks that the first
-        in line needs.
+        An empty batch needs no `complete`. It means that the batch under way must be completed
+        first; without one, that somebody outside holds the blocks that the first in line needs.
+
+        Raises: ValueError: more than `lookahead` batches are under way.
         """
+        if len(self._under_way) > self.lookahead:
+            raise ValueError("complete the oldest batch under way first")
         self._now_s = now_s
         preempted = self._grow()
+        if preempted is None:
+            return Batch((), (), ())
         decodes: list[Chunk] = []
         begun: Sequence | None = None
         for sequence in self._running.values():
-            start = sequence.computed
-            if len(sequence.tokens) - start == 1:
-                decodes.append(Chunk(sequence, start, 1, True, start))
-            else:
+            start, promised = sequence.launched, sequence.promised
+            known = len(sequence.tokens) + promised
+            if known - start > 1:
                 begun = sequence  # the only one, as the next begins with what a chunk leaves over
+            elif known < sequence.limit:
+                after = sequence.drawn_at if promised else None
+                decodes.append(Chunk(sequence, start, 1, True, start, after))
         budget = self.max_batched_tokens - len(decodes)
         prefills: list[Chunk] = []
         if begun is not None:
-            prefills.append(_cut(begun, budget, write_from=begun.computed))
+            prefills.append(_cut(begun, budget, write_from=begun.launched))
             budget -= prefills[0].length
         if budget and self._waiting and not preempted:
             prefills += self._admit(budget)
-        return Batch(tuple(decodes), tuple(prefills), tuple(preempted))
+        batch = Batch(tuple(decodes), tuple(prefills), tuple(preempted))
+        if decodes or prefills:
+            self._under_way.launch(batch)
+        return batch
 
     def complete(self, batch: Batch, sampled: abc.Sequence[int], now_s: float) -> list[StepResult]:
         """Take in what the model computed: publish, append, finish.
 
         Args:
-            batch: the last one scheduled.
+            batch: the oldest one scheduled and not completed, or an empty one.
             sampled: a token for each of `batch.samples`, in that order.
             now_s: as in `schedule`.
-        Returns: one result for each sampled token, in row order, but none for a sequence aborted
-            since. A result with a finish reason is the sequence's last: it is gone from here and
-            its blocks are released.
-        Raises: ValueError: the number of tokens does not fit.
+        Returns: one result for each sampled token, in row order, but none for a sequence that
+            ended since. A result with a finish reason is the sequence's last: it is gone from here.
+        Raises: ValueError: the number of tokens does not fit, or it is not this batch's turn.
         """
         self._now_s = now_s
         samples = batch.samples
         if len(sampled) != len(samples):
             raise ValueError(f"{len(samples)} rows sample, got {len(sampled)} tokens")
+        if batch.decodes or batch.prefills:
+            self._under_way.land(batch, now_s)
         for chunk in batch.prefills:
             if not chunk.samples and self._is_running(chunk.sequence):
-                self._advance(chunk)
+                self._advance(chunk.sequence, chunk.start + chunk.length)
         results: list[StepResult] = []
-        for chunk, token in zip(samples, sampled, strict=True):
+        running, stop_ids = self._running, self.stop_ids
+        for at, (chunk, token) in enumerate(zip(samples, sampled, strict=True)):
             sequence = chunk.sequence
-            if not self._is_running(sequence):
+            if running.get(sequence.request_id) is not sequence:
                 continue
-            self._advance(chunk)
+            length = chunk.start + chunk.length
+            self._advance(sequence, length)
+            sequence.promised -= 1
             sequence.tokens.append(token)
-            reason = finish_reason(sequence, self.stop_ids, self.max_model_len)
-            results.append(StepResult(sequence, token, sequence.output_tokens - 1, reason))
+            reason = None
+            if token in stop_ids or length + 1 >= sequence.limit:
+                reason = finish_reason(sequence, stop_ids, self.max_model_len)
+            index = length - sequence.prompt_tokens
+            results.append(StepResult(sequence, token, index, at, reason))
             if reason is not None:
                 del self._by_id[sequence.request_id]
                 self._stop_running(sequence)
@@ -204,9 +232,11 @@ class Scheduler:
         """
         waiting, growth, missing, outputs = self._waiting, 0, 0, 0
         for sequence in self._running.values():
+            known = len(sequence.tokens)
             growth += self._grows(sequence)
-            outputs += sequence.remaining
-            missing += 0 if sequence.decoding else sequence.missing
+            outputs += sequence.limit - known
+            lacks = known - sequence.computed
+            missing += lacks if lacks > 1 else 0  # one is what decoding always lacks
         free = self.pool.free - waiting.missing_blocks - growth
         return Counts(
             free=max(0, free),
@@ -216,13 +246,17 @@ class Scheduler:
             sequences=len(self._by_id),
         )
 
-    def _grow(self) -> list[Sequence]:
+    def _grow(self) -> list[Sequence] | None:
         """Give every decoding sequence the block for its next token.
 
-        Returns: who was preempted for it.
+        Returns: who was preempted for it; None when the steps under way must end first.
         """
         size, pool = self.pool.block_size, self.pool
-        short = [s for s in self._running.values() if len(s.block_table) * size < len(s.tokens)]
+        short = [
+            s
+            for s in self._running.values()
+            if len(s.block_table) * size < len(s.tokens) + s.promised < s.limit
+        ]
         preempted: list[Sequence] = []
         for sequence in short:
             while self._is_running(sequence):
@@ -230,6 +264,8 @@ class Scheduler:
                 if block is not None:
                     sequence.block_table += block
                     break
+                if self._under_way:
+                    return None
                 victim = max(self._running.values(), key=line_order)
                 self._stop_running(victim)
                 self._waiting.join(victim)
@@ -273,7 +309,7 @@ class Scheduler:
         found = len(run) * size
         sequence.block_table = run + fresh
         sequence.published = len(run)
-        sequence.computed = min(found, len(sequence.tokens) - 1)
+        sequence.computed = sequence.launched = min(found, len(sequence.tokens) - 1)
         sequence.admissions += 1
         if sequence.admissions == 1:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
@@ -282,10 +318,9 @@ class Scheduler:
         self._running[sequence.request_id] = sequence
         return _cut(sequence, budget, write_from=found)
 
-    def _advance(self, chunk: Chunk) -> None:
-        sequence = chunk.sequence
-        sequence.computed = chunk.start + chunk.length
-        if sequence.published < sequence.computed // self.pool.block_size:
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        sequence.computed = computed
+        if sequence.published < computed // self.pool.block_size:
             self._publish(sequence)
 
     def _publish(self, sequence: Sequence) -> None:
@@ -302,7 +337,7 @@ class Scheduler:
                     self._forget_writing(sequence)
                     return
                 pool.acquire((twin,), now_s)
-                pool.release((block,), now_s)
+                self._under_way.release([block], now_s)
                 sequence.block_table[depth] = twin
             sequence.published = depth + 1
             if self._writing.get(name) is sequence:
@@ -311,9 +346,9 @@ class Scheduler:
     def _stop_running(self, sequence: Sequence) -> None:
         del self._running[sequence.request_id]
         self._forget_writing(sequence)
-        self.pool.release(sequence.block_table, self._now_s)
+        self._under_way.release(sequence.block_table, self._now_s)
         sequence.block_table = []
-        sequence.computed = sequence.published = 0
+        sequence.computed = sequence.launched = sequence.promised = sequence.published = 0
 
     def _forget_writing(self, sequence: Sequence) -> None:
         for name in sequence.hashes[sequence.published :]:
@@ -337,7 +372,10 @@ class Scheduler:
         for sequence in self._running.values():
             name = sequence.request_id
             assert self._by_id[name] is sequence, f"{name} runs twice"
+            known = len(sequence.tokens) + sequence.promised
             assert 0 <= sequence.computed < len(sequence.tokens), f"{name}: nothing to compute"
+            assert sequence.computed <= sequence.launched < known <= sequence.limit, f"{name}: late"
+            assert self._under_way or not sequence.promised, f"{name}: nobody keeps the promise"
             assert len(sequence.tokens) < sequence.limit, f"{name}: past its end"
             assert sequence.computed <= len(sequence.block_table) * size, f"{name}: no such blocks"
             for depth, block in enumerate(sequence.block_table):
@@ -346,6 +384,8 @@ class Scheduler:
                     entry = self.pool.lookup(sequence.hashes[depth])
                     assert entry is not None, f"{name}: block {depth} left the map"
                     assert entry.block == block, f"{name}: block {depth} is not its own"
+        for block in self._under_way.held():
+            holds[block] = holds.get(block, 0) + 1
         for block, count in holds.items():
             assert self.pool.refs(block) >= count, f"block {block}: {count} holders"
         for writing, writer in self._writing.items():
@@ -355,11 +395,12 @@ class Scheduler:
 
 def _cut(sequence: Sequence, budget: int, *, write_from: int) -> Chunk:
     """Return the next chunk of a prefill, at most `budget` tokens long."""
-    length = min(sequence.missing, budget)
+    missing = len(sequence.tokens) - sequence.launched
+    length = min(missing, budget)
     return Chunk(
         sequence=sequence,
-        start=sequence.computed,
+        start=sequence.launched,
         length=length,
-        samples=length == sequence.missing,
+        samples=length == missing,
         write_from=write_from,
     )

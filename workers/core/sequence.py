@@ -45,6 +45,12 @@ class Sequence:
     """The blocks held, root first; empty while waiting."""
     computed: int = 0
     """Tokens whose K/V is in the pool, from the first on."""
+    launched: int = 0
+    """The same once the steps under way are done; no less than `computed`."""
+    promised: int = 0
+    """Tokens that the steps under way will append."""
+    drawn_at: int = 0
+    """The place of the latest promised token among those which its batch samples."""
     published: int = 0
     """Leading blocks of `block_table` that stand in the pool's map under their own name."""
     cached_tokens: int = 0

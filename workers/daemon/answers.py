@@ -45,13 +45,15 @@ class Answer:
     def __init__(self, dispatch: Dispatch, vocabulary: Vocabulary) -> None:
         """Answer `dispatch` in the words of `vocabulary`."""
         self.dispatch = dispatch
+        self.client = dispatch.payload.client
+        self._id = dispatch.id
         self._detokeniser = Detokeniser(vocabulary.decode, vocabulary.byte_tokens)
         self._stops = StopMatcher(dispatch.payload.sampling.stop)
         for token in dispatch.tokens[dispatch.payload.prompt_tokens :]:
             self._stops.push(self._detokeniser.push(token))
 
     def next(
-        self, token: int, index: int, *, finish_reason: str, logprobs: str, cached_tokens: int
+        self, token: int, index: int, finish_reason: str, logprobs: str, cached_tokens: int
     ) -> Output:
         """Return the output for a new token; it may end by a stop string before `finish_reason`.
 
@@ -63,18 +65,16 @@ class Answer:
             cached_tokens: for `usage`.
         """
         text, stopped = self._stops.push(self._detokeniser.push(token))
-        if finish_reason and not stopped:
+        if not (stopped or finish_reason):
+            return Output(self._id, index, token, text, logprobs)
+        if not stopped:
             more, stopped = self._stops.push(self._detokeniser.flush())
             text += more
             if not stopped:
                 text += self._stops.flush()
         reason = "stop" if stopped else finish_reason
-        usage = None
-        if reason:
-            usage = Usage(self.dispatch.payload.prompt_tokens, index + 1, cached_tokens)
-        return Output(
-            self.dispatch.id, index, token, text, logprobs, finish_reason=reason, usage=usage
-        )
+        usage = Usage(self.dispatch.payload.prompt_tokens, index + 1, cached_tokens)
+        return Output(self._id, index, token, text, logprobs, finish_reason=reason, usage=usage)
 
     def failed(self, index: int, code: str, message: str) -> Output:
         """Return the error that ends the answer after `index` tokens."""

@@ -28,13 +28,15 @@ def build_equipment(
     text = TextModel.load(folder)
     dtype = choose_dtype(config.dtype if config.dtype != "auto" else pool.dtype, folder.config())
     block_bytes = kv_block_bytes(folder.config(), pool.block_size, dtype_bytes(dtype))
-    blocks = config.blocks or blocks_for_budget(
-        config.kv_bytes,
-        block_bytes=block_bytes,
-        block_size=pool.block_size,
-        max_model_len=pool.max_model_len,
-    )
-    plant, loaded = build_plant(
+    blocks = config.blocks
+    if config.kv_bytes and not blocks:
+        blocks = blocks_for_budget(
+            config.kv_bytes,
+            block_bytes=block_bytes,
+            block_size=pool.block_size,
+            max_model_len=pool.max_model_len,
+        )
+    plant, loaded, kv = build_plant(
         PlantConfig(
             folder=folder,
             device=config.device,
@@ -42,6 +44,9 @@ def build_equipment(
             block_size=pool.block_size,
             blocks=blocks,
             max_model_len=pool.max_model_len,
+            max_rows=config.max_num_seqs,
+            max_tokens=config.max_batched_tokens,
+            memory_share=config.memory_share,
             threads=config.threads,
         ),
         progress,
@@ -55,5 +60,5 @@ def build_equipment(
         identity=identity(
             pool, dtype=dtype, mark=mark, block_bytes=block_bytes, digest=loaded.digest
         ),
-        blocks=blocks,
+        blocks=kv.num_blocks,
     )

@@ -11,37 +11,33 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.messages import Dispatch, Output
 from lmpoold.protocol.views import Ended
-from workers.core.schedule import Batch, Scheduler
+from workers.core.batch import Batch, Sampled
+from workers.core.schedule import Scheduler
 from workers.core.sequence import Sequence as Progress
 from workers.daemon.answers import Answer, Vocabulary, logprobs_text
 from workers.daemon.report import StepReport
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One sampled token; `chosen` and `top` are set when logprobs were asked for."""
-
-    token: int
-    chosen: float | None = None
-    top: Sequence[tuple[int, float]] = ()
-
 
 STALL_S = 0.002
 """How often a scheduler that has work and no blocks for it is asked again."""
 
 
 class Plant(Protocol):
-    """Whatever computes a batch: the model, or a stand-in that measures everything around it."""
+    """Whatever computes batches: the model, or a stand-in that measures everything around it."""
 
-    def run(self, batch: Batch) -> list[Drawn]:
-        """Return a token for each chunk that samples, in the batch's order."""
+    def launch(self, batch: Batch) -> None:
+        """Start to compute a batch; one more may be under way."""
+        ...
+
+    def collect(self) -> Sampled:
+        """Return what the oldest batch under way drew, waiting for it."""
         ...
 
 
@@ -121,6 +117,7 @@ class Engine:
         """
         self._scheduler = scheduler
         self._plant = plant
+        self._under_way: deque[Batch] = deque()
         self._vocabulary = vocabulary
         self._root = root
         self._decode_weight = decode_weight
@@ -155,11 +152,15 @@ class Engine:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def _busy(self) -> bool:
+        return bool(self._under_way) or not self._scheduler.idle
+
     def _run(self) -> None:
         try:
             while self._take_commands():
                 self._expire()
-                if not self._scheduler.idle:
+                if self._busy:
                     self._step()
                 self._send()
         except BaseException as error:  # noqa: BLE001  (the loop has to hear of it, and ends us)
@@ -170,7 +171,7 @@ class Engine:
     def _take_commands(self) -> bool:
         """Carry out what is queued; wait for the first only when idle. False on Stop."""
         wait_s: float | None = 0.0
-        if self._scheduler.idle:
+        if not self._busy:
             wait_s = None
         elif self._stalled:
             wait_s = STALL_S
@@ -248,33 +249,33 @@ class Engine:
                 self._end(request_id, "deadline_exceeded", "its deadline passed while it ran")
 
     def _step(self) -> None:
+        """Give the device its next batch, then take in the one before as soon as it is done."""
         batch = self._scheduler.schedule(time.monotonic())
-        self._stalled = not batch.rows
-        if self._stalled:
-            return  # somebody else holds the blocks it needs
-        drawn = self._plant.run(batch)
-        tokens = [one.token for one in drawn]
-        results = self._scheduler.complete(batch, tokens, time.monotonic())
-        for result, one in zip(results, drawn, strict=True):
-            sequence = result.sequence
+        launched = bool(batch.rows)
+        if launched:
+            self._plant.launch(batch)
+            self._under_way.append(batch)
+        self._stalled = not self._under_way  # somebody else holds the blocks it needs
+        if len(self._under_way) > (self._scheduler.lookahead if launched else 0):
+            self._take_in(self._under_way.popleft(), self._plant.collect())
+
+    def _take_in(self, batch: Batch, sampled: Sampled) -> None:
+        results = self._scheduler.complete(batch, sampled.tokens, time.monotonic())
+        outputs = self._out.outputs
+        for sequence, token, index, at, reason in results:
             answer = self._answers[sequence.request_id]
+            asked = sampled.logprobs[at]
             logprobs = ""
-            if one.chosen is not None:
-                logprobs = logprobs_text(one.chosen, one.top, self._vocabulary.decode)
-            output = answer.next(
-                result.token,
-                result.index,
-                finish_reason=result.finish_reason or "",
-                logprobs=logprobs,
-                cached_tokens=sequence.cached_tokens,
-            )
-            self._out.outputs.append((answer.dispatch.payload.client, output))
-            if output.ends:
-                if result.finish_reason is None:
+            if asked is not None:
+                logprobs = logprobs_text(asked.chosen, asked.top, self._vocabulary.decode)
+            output = answer.next(token, index, reason or "", logprobs, sequence.cached_tokens)
+            outputs.append((answer.client, output))
+            if output.finish_reason:
+                if reason is None:
                     self._scheduler.stop(sequence.request_id)
                 del self._answers[sequence.request_id]
                 self._out.ended.append(
-                    self._ended(answer, sequence, "done", output.finish_reason, result.index + 1)
+                    self._ended(answer, sequence, "done", output.finish_reason, index + 1)
                 )
 
     def _ended(

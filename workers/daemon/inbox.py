@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 
 from lmpoold.protocol.errors import DecodeError
-from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
 from lmpoold.protocol.messages import Cancel, Dispatch, read_worker_message
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
@@ -17,6 +16,12 @@ log = logging.getLogger(__name__)
 
 BATCH = 64
 BLOCK_MS = 1000
+
+
+def entry_place(entry: str) -> tuple[int, int]:
+    """Return an entry id as numbers, which compare as the stream orders them."""
+    ms, _, number = entry.partition("-")
+    return int(ms), int(number)
 
 
 class WorkerInbox:
@@ -38,6 +43,8 @@ class WorkerInbox:
         self._rank = rank
         self._epoch = epoch
         self._after_loss = True
+        self._received = (0, 0)
+        self._done: list[str] = []
 
     async def turn(self) -> None:
         """Read one batch; after a lost connection first what was delivered but not received.
@@ -53,33 +60,41 @@ class WorkerInbox:
 
     async def _take(self, entries: list[Entry], *, doubtful: bool = False) -> None:
         """Hand entries to the engine; ask the pool about doubtful ones, which may have moved on."""
-        taken: list[Dispatch] = []
-        done: list[str] = []
-        for entry, values in entries:
+        # Entries come in order, once. What is pending up to the last one received was handed over
+        # then, and may have ended since: handed over again it would run again.
+        fresh = [entry for entry in entries if entry_place(entry[0]) > self._received]
+        messages: list[Dispatch | Cancel] = []
+        for entry, values in fresh:
             try:
-                message = read_worker_message(entry, values)
+                messages.append(read_worker_message(entry, values))
             except DecodeError as error:
                 log.warning("unreadable entry dropped", extra={"entry": entry, "why": str(error)})
-                done.append(entry)
-                continue
+                self._done.append(entry)
+        dispatches = [message for message in messages if isinstance(message, Dispatch)]
+        moved: set[str] = set()
+        if doubtful and dispatches:
+            pairs = [(dispatch.id, dispatch.attempt) for dispatch in dispatches]
+            moved = set(await self._store.admit(self._rank, self._epoch, pairs))
+        if fresh:
+            self._received = entry_place(fresh[-1][0])
+        for message in messages:
             match message:
+                case Dispatch() if message.id in moved:
+                    self._done.append(message.entry)
                 case Dispatch():
                     self._tell(Add(message))
-                    taken.append(message)
                 case Cancel():
                     self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
-                    done.append(entry)
-        if taken and doubtful:
-            pairs = [(dispatch.id, dispatch.attempt) for dispatch in taken]
-            dropped = set(await self._store.admit(self._rank, self._epoch, pairs))
-            for dispatch in taken:
-                if dispatch.id in dropped:
-                    self._tell(Abort(dispatch.id))
-                    done.append(dispatch.entry)
-        if done:
-            keys: Keyspace = self._store.keys
-            stream = keys.worker(self._rank)
-            await asyncio.gather(
-                self._store.redis.xack(stream, WORKER_GROUP, *done),
-                self._store.redis.xdel(stream, *done),
-            )
+                    self._done.append(message.entry)
+        await self._acknowledge()
+
+    async def _acknowledge(self) -> None:
+        """Take entries that are dealt with off the stream; after a lost call, again."""
+        if not self._done:
+            return
+        stream, done = self._store.keys.worker(self._rank), self._done
+        await asyncio.gather(
+            self._store.redis.xack(stream, self._epoch, *done),
+            self._store.redis.xdel(stream, *done),
+        )
+        self._done = []

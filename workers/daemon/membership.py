@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -149,4 +150,5 @@ class BootProgress:
     async def done(self) -> None:
         """Remove the note."""
         await asyncio.gather(*self._writes)
-        await self._store.redis.unlink(self._key)
+        with contextlib.suppress(RedisError, OSError):
+            await self._store.redis.unlink(self._key)

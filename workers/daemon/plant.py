@@ -1,29 +1,40 @@
-"""The model as the engine sees it: a batch in, tokens out. All of torch hides behind this door."""
+"""The model as the engine sees it: batches in, tokens out. All of torch hides behind this door."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from lmpoold.text.folder import ModelFolder
-from workers.core.schedule import Batch
-from workers.daemon.engine import Drawn
+from workers.core.batch import Batch, Sampled
 from workers.model.batch import Row
 from workers.model.kv import KVPool
-from workers.model.runner import ModelRunner
+from workers.model.runner import InFlight, ModelRunner, Runner
 from workers.model.sample import SamplingRow
 from workers.model.size import require_blocks
 from workers.model.torch_backend import TorchBackend
 from workers.model.weights import LoadedModel, load
 
 Progress = Callable[[str, int, int], None]
+UNKNOWN = (0,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantConfig:
-    """How to load a model and how much K/V it gets; sizes in blocks of `block_size` tokens."""
+    """How to load a model and how much K/V it gets.
+
+    Attributes:
+        device: `cpu` or `cuda:<index>`.
+        block_size: tokens a block.
+        blocks: KV blocks; 0 lets a GPU's memory decide.
+        max_rows: most rows of a step.
+        max_tokens: most tokens of a step.
+        memory_share: of the GPU's memory that may be taken.
+        threads: on a CPU.
+    """
 
     folder: ModelFolder
     device: str
@@ -31,48 +42,74 @@ class PlantConfig:
     block_size: int
     blocks: int
     max_model_len: int
+    max_rows: int
+    max_tokens: int
+    memory_share: float
     threads: int
 
 
 class ModelPlant:
     """A model on its paged pool. Built anywhere, then used by the engine's thread alone."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         """Run `runner`."""
         self._runner = runner
+        self._under_way: deque[InFlight] = deque()
 
-    def run(self, batch: Batch) -> list[Drawn]:
-        """Compute a batch and draw a token for each chunk that samples."""
+    def launch(self, batch: Batch) -> None:
+        """Start to compute a batch, and to draw a token for each chunk that samples."""
         rows, sampling = [], []
-        for chunk in (*batch.decodes, *batch.prefills):
-            sequence = chunk.sequence
+        for chunk in batch.rows:
+            sequence, start, after = chunk.sequence, chunk.start, chunk.after
+            known = sequence.tokens[start : start + chunk.length]
             rows.append(
                 Row(
-                    tokens=sequence.tokens[chunk.start : chunk.start + chunk.length],
-                    start=chunk.start,
+                    tokens=known if after is None else UNKNOWN,
+                    start=start,
                     block_table=sequence.block_table,
                     write_from=chunk.write_from,
                     samples=chunk.samples,
+                    after=after,
                 )
             )
             if chunk.samples:
-                sampling.append(
-                    SamplingRow(sampling=sequence.sampling, index=sequence.output_tokens)
-                )
-        sampled = self._runner.run(rows, sampling)
-        return [
-            Drawn(token) if logprobs is None else Drawn(token, logprobs.chosen, logprobs.top)
-            for token, logprobs in zip(sampled.tokens, sampled.logprobs, strict=True)
-        ]
+                sampling.append(SamplingRow(sampling=sequence.sampling, index=chunk.output_index))
+        self._under_way.append(self._runner.launch(rows, sampling))
+
+    def collect(self) -> Sampled:
+        """Return what the oldest batch launched and not collected drew, waiting for it."""
+        return self._under_way.popleft().result()
 
 
-def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel]:
+def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel, KVPool]:
     """Load the model, lay out its pool, try one step.
 
-    Raises: ConfigError: no such model, not one that can be served, or too few blocks for it.
+    Raises: ConfigError: no such model, not one that can be served, or memory does not hold it.
     """
     torch.set_num_threads(config.threads)
     loaded = load(config.folder, dtype=config.dtype, device=config.device, progress=progress)
+    runner, pool = (_on_cpu if config.device == "cpu" else _on_gpu)(config, loaded, progress)
+    return ModelPlant(runner), loaded, pool
+
+
+def _on_gpu(config: PlantConfig, loaded: LoadedModel, progress: Progress) -> tuple[Runner, KVPool]:
+    from workers.model.cuda_build import build_cuda_runner
+    from workers.model.device_sample import DeviceSampler
+
+    return build_cuda_runner(
+        loaded,
+        block_size=config.block_size,
+        blocks=config.blocks,
+        max_rows=config.max_rows,
+        max_tokens=config.max_tokens,
+        max_model_len=config.max_model_len,
+        make_sampler=DeviceSampler,
+        memory_share=config.memory_share,
+        progress=progress,
+    )
+
+
+def _on_cpu(config: PlantConfig, loaded: LoadedModel, progress: Progress) -> tuple[Runner, KVPool]:
     pool = KVPool(
         num_blocks=config.blocks,
         block_size=config.block_size,
@@ -86,4 +123,4 @@ def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, Lo
         block_size=config.block_size,
         max_model_len=config.max_model_len,
     )
-    return ModelPlant(ModelRunner(loaded, pool, TorchBackend())), loaded
+    return ModelRunner(loaded, pool, TorchBackend()), pool

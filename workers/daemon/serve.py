@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from lmpoold.protocol.errors import ConfigError, Stale
 from lmpoold.protocol.hashing import domain_root
-from lmpoold.protocol.keys import WORKER_GROUP, Keyspace
-from lmpoold.shell.steady import steadily, stop_on_signals
+from lmpoold.protocol.keys import Keyspace
+from lmpoold.shell.steady import settle_heap, steadily, stop_on_signals
 from lmpoold.store.connect import check_server, open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from workers.core.blocks import BlockPool
@@ -26,7 +26,7 @@ from workers.daemon.engine import Engine, Plant, Reset, Stop
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
-from workers.daemon.reporter import Reporter
+from workers.daemon.reporter import EngineFailed, Reporter
 from workers.daemon.settings import WorkerConfig
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     stop = stop_on_signals()
     redis = open_redis(config.redis_url)
     blocking = open_redis(config.redis_url, blocking=True)
-    store = PoolStore(redis, Keyspace(config.pool))
+    calls, reads = Lane(redis), Lane(blocking, blocking=True)
+    store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
         pool = await wait_for_pool(store, config, stop)
         await check_server(redis)
@@ -70,8 +71,10 @@ async def serve(config: WorkerConfig, build: Build) -> None:
         began_s = time.monotonic()
         equipment = await asyncio.to_thread(build, pool, boot)
         log.info("loaded", extra={"model": config.model, "took_s": time.monotonic() - began_s})
-        await _Worker(config, store, blocking, pool, equipment, stop).run(boot)
+        await _Worker(config, store, reads, pool, equipment, stop).run(boot)
     finally:
+        await calls.close()
+        await reads.close()
         await redis.aclose()
         await blocking.aclose()
 
@@ -83,14 +86,14 @@ class _Worker:
         self,
         config: WorkerConfig,
         store: PoolStore,
-        blocking: Redis,
+        reads: Lane,
         pool: Pool,
         equipment: Equipment,
         stop: asyncio.Event,
     ) -> None:
         self._config = config
         self._store = store
-        self._blocking = blocking
+        self._reads = reads
         self._pool = pool
         self._equipment = equipment
         self._stop = stop
@@ -100,7 +103,9 @@ class _Worker:
         engine = await self._engine()
         epoch = await self._claim("")
         await boot.done()
+        settle_heap()
         engine.start()
+        failed = False
         try:
             while not self._stop.is_set():
                 self._reporter.restart(epoch)
@@ -112,11 +117,14 @@ class _Worker:
                 log.warning("fenced; joining again", extra={"rank": self._config.rank})
                 engine.tell(Reset("", forget=True))
                 epoch = await self._claim(epoch)
+        except EngineFailed:
+            failed = True
+            raise
         finally:
             engine.tell(Stop())
             if not await asyncio.to_thread(engine.join, STOP_TIMEOUT_S):
                 log.warning("the engine is still in a step; leaving it")
-            await self._leave(epoch)
+            await self._leave(epoch, failed=failed)
 
     async def _engine(self) -> Engine:
         seconds, microseconds = await self._store.redis.time()
@@ -129,6 +137,7 @@ class _Worker:
                 max_batched_tokens=self._config.max_batched_tokens,
                 max_model_len=self._pool.max_model_len,
                 stop_ids=equipment.stop_ids,
+                lookahead=self._config.lookahead or 0,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -171,7 +180,7 @@ class _Worker:
         keys, rank = self._store.keys, self._config.rank
         inbox = WorkerInbox(
             self._store,
-            Inbox(self._blocking, keys.worker(rank), WORKER_GROUP, epoch),
+            Inbox(self._reads, keys.worker(rank), epoch, epoch),
             engine.tell,
             rank=rank,
             epoch=epoch,
@@ -202,10 +211,10 @@ class _Worker:
             await asyncio.gather(*loops, return_exceptions=True)
             await asyncio.to_thread(beat.stop)
 
-    async def _leave(self, epoch: str) -> None:
+    async def _leave(self, epoch: str, *, failed: bool) -> None:
         """Give the rank back; without a server the lease lapses and the reaper does it."""
         try:
-            await self._store.rank_down(self._config.rank, epoch)
+            await self._store.rank_down(self._config.rank, epoch, failed=failed)
         except (RedisError, OSError, Stale) as error:
             log.warning("left without a word", extra={"why": str(error)})
             return

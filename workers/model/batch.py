@@ -27,6 +27,8 @@ class Row:
         write_from: K/V of positions below this is in the pool already and may be shared: it is
             read, never written.
         samples: whether the logits after the last token are wanted.
+        after: when the host does not know the row's single token yet: its place among the tokens
+            that the launch before this one draws. `tokens` holds one placeholder then.
     """
 
     tokens: Sequence[int]
@@ -34,6 +36,7 @@ class Row:
     block_table: Sequence[int]
     write_from: int = 0
     samples: bool = True
+    after: int | None = None
 
     @property
     def context(self) -> int:

@@ -1,8 +1,14 @@
-"""Runs a model on its pool, one step at a time. One runner belongs to one thread."""
+"""Runs a model on its pool, one step at a time. One runner belongs to one thread.
+
+`Runner` is the port: a step is launched, and its tokens are asked for later, so that a device can
+compute while the host prepares the next step. `ModelRunner` is the reference: it computes at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +19,38 @@ from workers.model.batch import Row, build_step
 from workers.model.kv import KVPool
 from workers.model.sample import Sampled, SamplingRow, sample
 from workers.model.weights import LoadedModel
+
+
+class InFlight(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> Sampled:
+        """Return what it drew, waiting until the host has it."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps in the order they are launched in."""
+
+    def launch(self, rows: Sequence[Row], sampling: Sequence[SamplingRow]) -> InFlight:
+        """Start a step; at most one more may be under way.
+
+        Args:
+            rows: decodes first, then prefills.
+            sampling: one for each row with `samples`, in order.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed when it was launched."""
+
+    sampled: Sampled
+
+    def result(self) -> Sampled:
+        """Return what it drew."""
+        return self.sampled
 
 
 class ModelRunner:
@@ -26,6 +64,7 @@ class ModelRunner:
         self._model = loaded.model
         self._pool = pool
         self._backend = backend
+        self._drawn: list[int] = []
         bind(loaded.model, pool)
         length = min(2, pool.block_size)
         self.step([Row(tokens=[0] * length, start=0, block_table=[0], write_from=length)])
@@ -70,3 +109,13 @@ class ModelRunner:
             sampling_rows: one for each row with `samples`, in order.
         """
         return sample(self.step(rows), sampling_rows)
+
+    def launch(self, rows: Sequence[Row], sampling: Sequence[SamplingRow]) -> Done:
+        """Run a step whose rows may continue what the launch before drew; see `Runner`."""
+        known = [
+            row if row.after is None else replace(row, tokens=[self._drawn[row.after]])
+            for row in rows
+        ]
+        sampled = self.run(known, sampling)
+        self._drawn = sampled.tokens
+        return Done(sampled)

@@ -17,6 +17,9 @@ import xxhash
 from torch import Tensor
 
 from lmpoold.protocol.request import Sampling
+from workers.core.batch import Sampled, TokenLogprobs
+
+__all__ = ["Sampled", "SamplingRow", "TokenLogprobs", "filtered", "pick", "sample", "uniform"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the quotient would leave float32."""
@@ -30,25 +33,6 @@ class SamplingRow:
 
     sampling: Sampling
     index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Natural logarithms of the unscaled, unfiltered probabilities.
-
-    `top` holds (token, logprob) of the best tokens, best first, as many as were asked for.
-    """
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """One token a row; `logprobs` is None for a row that asked for none."""
-
-    tokens: list[int]
-    logprobs: list[TokenLogprobs | None]
 
 
 def uniform(seed: int, index: int) -> float:

@@ -27,7 +27,7 @@ def require_blocks(
             f"{num_blocks} KV blocks of {block_size} tokens ({_mebibytes(block_bytes)} each) hold "
             f"{max(num_blocks, 0) * block_size} tokens, but one request may take {max_model_len}: "
             f"that is {need} blocks, {_mebibytes((need + 1) * block_bytes)} with the spare one; "
-            "raise --kv-bytes (or --num-blocks), or lower --max-model-len"
+            "raise --kv-bytes (or --blocks), or lower --max-model-len"
         )
 
 

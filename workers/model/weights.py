@@ -76,8 +76,16 @@ def load(
     progress("load", 0, 2)
     digest = weights_digest(folder, device=torch.device(device))
     progress("load", 1, 2)
-    model = _random(folder, config, chosen, device) if folder.shape else _read(folder, chosen)
-    model = model.to(device).eval()  # type: ignore[arg-type]
+    try:
+        model = _random(folder, config, chosen, device) if folder.shape else _read(folder, chosen)
+        model = model.to(device).eval()  # type: ignore[arg-type]
+    except torch.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"the weights of {folder.name} do not fit on {device}: {free / 2**30:.2f} of "
+            f"{total / 2**30:.2f} GiB are free; stop what else uses this GPU, take another one "
+            "with --device, or load fewer bytes with --dtype bfloat16"
+        ) from None
     progress("load", 2, 2)
     return LoadedModel(
         folder=folder,

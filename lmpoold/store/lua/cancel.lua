@@ -2,17 +2,18 @@
 
 KEYS[1]  load       HASH    rank rows
 cancel ARGV  1 id
-reap ARGV    1 most requests to move or end in this call
+reap ARGV    1 most requests to move or end in this call, 2 idle ms of a consumer that counts as dead
 acquire ARGV 1 owner, 2 ttl ms
 
 Returns  cancel: the state the request was in, or UNKNOWN (a mark waits for it default_deadline_ms)
-         reap: texts `down <rank>`, `moved <rank> <left>`, `expired <ticket>`, `late <id>`,
-         `lease <hash>`
+         reap: texts `down <rank>`, `moved <rank> <left>`, `expired <ticket>`, `late <id>`, `lease <hash>`,
+         `gone <consumer>`
          acquire: the fencing token
 Errors   NOCFG      no lmpoold has described the pool yet
          HELD       another lmpoold leads
 
-Holds    Every reservation, parked request, placement lease and claim on a rank ends here, and only here, when its time is over.
+Holds    Every reservation, parked request, placement lease and claim on a rank ends here, and only here,
+         when its time is over.
 ]]
 local function cancel(a)
   local g, problem = read_cfg((now_ms()))
@@ -47,6 +48,19 @@ local function expire_reservations(rank, c, now, out)
   if changed then write_row(rank, c) end
 end
 
+-- Consumers of lmpoolds that died. One that lives after all is made anew by its next read; one that
+-- still has entries keeps them until somebody has claimed them.
+local function forget_consumers(idle_ms, out)
+  for _, flat in ipairs(call('XINFO', 'CONSUMERS', P .. 'in', 'sched')) do
+    local f = {}
+    for i = 1, #flat, 2 do f[flat[i]] = flat[i + 1] end
+    if tonumber(f.pending) == 0 and tonumber(f.idle) > idle_ms then
+      call('XGROUP', 'DELCONSUMER', P .. 'in', 'sched', f.name)
+      out[#out + 1] = 'gone ' .. f.name
+    end
+  end
+end
+
 local function reap(a)
   local g, problem = read_cfg((now_ms()))
   if not g then return problem end
@@ -56,11 +70,11 @@ local function reap(a)
     local rank, c = flat[i], parse_row(flat[i + 1])
     if c.state == 'down' then
       if call('XLEN', P .. 'w:' .. rank) > 0 then
-        out[#out + 1] = 'moved ' .. rank .. ' ' .. requeue(rank, most)
+        out[#out + 1] = 'moved ' .. rank .. ' ' .. requeue(rank, c.epoch, most, true)
       end
     elseif call('GET', rank_key(rank, 'alive')) ~= c.epoch then
       out[#out + 1] = 'down ' .. rank
-      take_down(rank, c, most)
+      take_down(rank, c, most, true)
     else
       expire_reservations(rank, c, now, out)
     end
@@ -72,6 +86,7 @@ local function reap(a)
     out[#out + 1] = 'late ' .. id
   end
   for _, name in ipairs(end_leases(now)) do out[#out + 1] = 'lease ' .. name end
+  forget_consumers(tonumber(a[2]), out)
   return out
 end
 

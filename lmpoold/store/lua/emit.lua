@@ -1,7 +1,7 @@
 --[[ emit, step: what a worker's askers read, and the end of their requests.
 
 KEYS[1]  load       HASH    rank rows
-emit ARGV    1 rank, 2 epoch, 3 step number (a step that was written already is not written again),
+emit ARGV    1 rank, 2 epoch, 3 step number (a step up to the last one written is not written again),
              then n entries, n x (client, m, m fields and values): what the askers read
              then n tokens, n x (id, ids by blank): journal of what was emitted, for a re-route
              then n ends, n x (id, attempt, worker entry, state, finish reason, prompt, cached, output tokens)
@@ -22,7 +22,8 @@ local function emit(a)
   local g, missing = read_cfg((now_ms()))
   if not g then return missing end
   local seq = P .. 'r:' .. a[1] .. ':emitted'
-  if call('GET', seq) == a[2] .. ':' .. a[3] then return 'DUP' end
+  local epoch, written = match(call('GET', seq) or '', '^(%d+):(%d+)$')
+  if epoch == a[2] and tonumber(a[3]) <= tonumber(written) then return 'DUP' end
   call('SET', seq, a[2] .. ':' .. a[3], 'PX', g.out_ttl_ms)
   local i = 5
   for _ = 1, tonumber(a[4]) do
@@ -47,7 +48,7 @@ local function emit(a)
     call('EXPIRE', key, g.req_ttl_s)
     call('UNLINK', P .. 'emitted:' .. id)
     if g.max_client_requests > 0 then leave(g, call('HGET', key, 'client') or '', id) end
-    call('XACK', stream, 'w', a[i + 3])
+    call('XACK', stream, a[2], a[i + 3])
     call('XDEL', stream, a[i + 3])
     call('HINCRBY', stats, 'requests', 1)
     call('HINCRBY', stats, 'prompt_tokens', a[i + 6])

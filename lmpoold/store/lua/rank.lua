@@ -3,7 +3,8 @@
 KEYS[1]  load       HASH    rank rows
 rank_up ARGV    1 rank, 2 epoch held before or '', 3 alive ttl ms, 4 total blocks, 5 n identity pairs,
                 then n x (cfg field, value), then info pairs for `r:<k>:info`
-rank_down ARGV  1 rank, 2 epoch, 3 most requests to move (the caller repeats until 0 remain)
+rank_down ARGV  1 rank, 2 epoch, 3 most requests to move (the caller repeats until 0 remain), 4 `failed`
+                or `left`: whether its requests may be to blame
 heartbeat ARGV  1 rank, 2 epoch, 3 alive ttl ms
 drain ARGV      1 rank, 2 `drain` or `up`
 
@@ -48,8 +49,11 @@ local function rank_up(a)
   empty(rank, c)
   c.state, c.free = 'up', total
   call('HSET', rank_key(rank, 'pages'), '_', PAGES_FORMAT)
-  while requeue(rank, 1000) > 0 do end
-  pcall(call, 'XGROUP', 'CREATE', P .. 'w:' .. rank, 'w', '0', 'MKSTREAM')
+  while requeue(rank, c.epoch, 1000, true) > 0 do end
+  -- With the stream go the groups of earlier epochs: what a zombie waits for there ends with an
+  -- error, and it can take no entry away from this epoch.
+  call('UNLINK', P .. 'w:' .. rank)
+  call('XGROUP', 'CREATE', P .. 'w:' .. rank, c.epoch, '0', 'MKSTREAM')
   for i = 6, 4 + 2 * pairs_n, 2 do
     if a[i] == 'weights' then call('HSET', P .. 'cfg', 'weights', a[i + 1]) end
   end
@@ -64,7 +68,7 @@ local function rank_down(a)
   local c = parse_row(call('HGET', P .. 'load', a[1]))
   if not c then return err('NORANK', 'rank ' .. a[1] .. ' never joined') end
   if c.epoch ~= a[2] then return err('STALE_EPOCH', 'rank ' .. a[1] .. ' is at epoch ' .. c.epoch) end
-  return take_down(a[1], c, tonumber(a[3]))
+  return take_down(a[1], c, tonumber(a[3]), a[4] == 'failed')
 end
 
 local function heartbeat(a)

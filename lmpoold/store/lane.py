@@ -1,0 +1,139 @@
+"""One connection for the calls of the request path: a write and a read a call, nothing between.
+
+redis-py makes the connection (URL, TLS, credentials, Sentinel) and then hands its transport over.
+Its own asyncio client spends several times as much on a call as the server does: streams, locks,
+a timer a read. Here a call is one write, replies complete the waiting calls in order, and calls
+made meanwhile share the connection. Nothing is ever sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio import Redis
+from redis.asyncio import connection as links
+from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import TimeoutError as ServerSlow
+
+from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
+
+_parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
+
+
+class Lane(asyncio.Protocol):
+    """A connection to the server of `redis`, opened by the first call and after each loss."""
+
+    def __init__(self, redis: Redis, *, blocking: bool = False, timeout_s: float = 0.0) -> None:
+        """Use the server, credentials and TLS settings of `redis`.
+
+        Args:
+            redis: gives the connection; other connections are used as they are, through it.
+            blocking: for callers that block `LONGEST_BLOCK_S` at most: cancelling such a call
+                closes the connection, which is busy with it.
+            timeout_s: a call without a reply for so long ends every call on the connection with a
+                timeout; 0 for `CALL_TIMEOUT_S`, and the block on top.
+        """
+        self._redis = redis
+        self._blocking = blocking
+        self._timeout_s = timeout_s or CALL_TIMEOUT_S + (LONGEST_BLOCK_S if blocking else 0.0)
+        self._connection: Any = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._reader = hiredis.Reader()
+        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._opening = asyncio.Lock()
+        self._watch: asyncio.TimerHandle | None = None
+        kind = getattr(getattr(redis, "connection_pool", None), "connection_class", None)
+        # Anything else, a stand-in of the tests or a cluster's client, has no transport to take.
+        self._direct = getattr(kind, "__module__", "").startswith("redis.asyncio.")
+
+    async def execute(self, *words: str | bytes | int) -> Any:
+        """Send one command; returns its reply, undecoded.
+
+        Raises: redis-py's exceptions: ResponseError and its kin, ConnectionError, TimeoutError.
+        """
+        if not self._direct:
+            return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+        transport = self._transport
+        if transport is None:
+            transport = await self._open()
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((loop.time(), reply))
+        transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
+        if self._watch is None:
+            self._watch = loop.call_later(self._timeout_s, self._check)
+        if not self._blocking:
+            return await reply
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self._drop(ServerLost("the call was cancelled"))
+            raise
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight end with ConnectionError. A later call reopens."""
+        self._drop(ServerLost("the connection was closed by its owner"))
+
+    async def _open(self) -> asyncio.WriteTransport:
+        async with self._opening:
+            if self._transport is not None:
+                return self._transport
+            connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+            await connection.connect()
+            transport = cast("asyncio.Transport", connection._writer.transport)
+            self._reader = hiredis.Reader(replyError=_parse_error)
+            transport.set_protocol(self)
+            self._connection, self._transport = connection, transport
+            return transport
+
+    def data_received(self, data: bytes) -> None:
+        """Complete the calls whose replies `data` ends."""
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not False:
+                _, waiting = self._waiting.popleft()
+                if waiting.done():
+                    continue  # its caller was cancelled
+                if isinstance(reply, Exception):
+                    waiting.set_exception(reply)
+                else:
+                    waiting.set_result(reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._drop(ServerLost(f"not a reply of a Redis server: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the calls in flight: what became of them is unknown."""
+        self._drop(ServerLost(str(exc) or "the server closed the connection"))
+
+    def _drop(self, why: Exception) -> None:
+        connection, self._connection = self._connection, None
+        transport, self._transport = self._transport, None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        waiting, self._waiting = self._waiting, deque()
+        for _, reply in waiting:
+            if not reply.done():
+                reply.set_exception(why)
+                with contextlib.suppress(asyncio.CancelledError):
+                    reply.exception()  # a caller that has gone leaves no warning behind
+        if transport is not None:
+            transport.abort()
+        if connection is not None:
+            connection._writer = connection._reader = None
+
+    def _check(self) -> None:
+        """End the connection when its oldest call has waited too long, else look again later."""
+        self._watch = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        left_s = self._waiting[0][0] + self._timeout_s - loop.time()
+        if left_s <= 0:
+            self._drop(ServerSlow(f"no reply from the server within {self._timeout_s:g} s"))
+        else:
+            self._watch = loop.call_later(left_s, self._check)

@@ -1,0 +1,223 @@
+"""Every kernel against float64, over shapes that cut tiles and blocks in every way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from lmpoold.text.fingerprint import KVGeometry
+from tests.gpu.conftest import INTERPRETED
+from workers.model.batch import Row, build_step
+from workers.model.kv import KVPool
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:Conversion of an array"),  # in Triton's interpreter
+]
+
+DTYPES = [torch.float32, torch.float16]
+if not INTERPRETED:  # the interpreter multiplies bf16 numbers as if they were integers
+    DTYPES.append(torch.bfloat16)
+BOUND = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+HEADS = [(4, 4, 64), (16, 8, 128), (7, 1, 64), (8, 2, 16)]  # query heads, KV heads, head_dim
+CASES = {  # (cached, new) tokens of each row, decodes first
+    "one": [(0, 1)],
+    "decodes": [(0, 1), (63, 1), (64, 1), (700, 1)],
+    "prefill": [(0, 130), (0, 64), (0, 2)],
+    "cached": [(1, 70), (64, 64), (129, 3)],
+    "mixed": [(17, 1), (300, 1), (0, 65), (200, 100)],
+}
+
+
+def random_pool(geometry, block_size, blocks, dtype, device, generator) -> KVPool:
+    """A pool of noise: whoever reads a slot that is not his, reads what is wrong."""
+    pool = KVPool(blocks, geometry, block_size=block_size, dtype=dtype, device=device)
+    noise = torch.randn(pool.data.shape, generator=generator, device=device)
+    pool.data.copy_(noise * 100)
+    pool.data[pool.trash_block] = float("nan")
+    return pool
+
+
+def lay_out(case, block_size, seed=3):
+    draw = random.Random(seed)
+    blocks = [-(-(cached + new) // block_size) for cached, new in case]
+    ids = list(range(sum(blocks) + 3))
+    draw.shuffle(ids)
+    rows = []
+    for (cached, new), count in zip(case, blocks, strict=True):
+        table = [ids.pop() for _ in range(count)]
+        rows.append(Row(tokens=[1] * new, start=cached, block_table=table))
+    return rows, sum(blocks) + 3
+
+
+def off(got, expected) -> float:
+    error = (got.double() - expected).norm() / expected.norm()
+    return float(error) if bool(torch.isfinite(error)) else float("inf")
+
+
+def attend_in_float64(q, k, v, scale):
+    """`[new, head, d]` over `[context, kv_head, d]`, causal at the end."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    new, context = q.shape[0], k.shape[0]
+    ahead = torch.ones(new, context, dtype=torch.bool, device=q.device).triu(context - new + 1)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(ahead, -torch.inf).softmax(-1), v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 48, 64, 256])
+@pytest.mark.parametrize("case", CASES)
+def test_attention_reads_what_its_sequence_wrote_and_nothing_else(
+    device, generator, case, block_size, dtype
+):
+    from workers.model.triton.backend import TritonBackend
+
+    heads, kv_heads, head_dim = HEADS[len(case) % len(HEADS)]
+    geometry = KVGeometry(layers=2, kv_heads=kv_heads, head_dim=head_dim)
+    rows, blocks = lay_out(CASES[case], block_size)
+    pool = random_pool(geometry, block_size, blocks, dtype, device, generator)
+    total = sum(len(row.tokens) for row in rows)
+    step = build_step(rows, block_size=block_size, trash_block=pool.trash_block, device=device)
+    backend = TritonBackend(device)
+    backend._processors = 132  # split as on a large chip
+    plan = backend.plan(step, pool)
+
+    def noise(*shape):
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    q, k, v = noise(total, heads, head_dim), *noise(2, total, kv_heads, head_dim)
+    known, at = [], 0
+    for row in rows:
+        past = noise(2, row.start, kv_heads, head_dim)
+        mine = slice(at, at + len(row.tokens))
+        known.append((q[mine], torch.cat([past[0], k[mine]]), torch.cat([past[1], v[mine]])))
+        for place in range(row.start):
+            block, offset = row.block_table[place // block_size], place % block_size
+            pool.data[block, 1, :, offset] = past[:, place]
+        # what lies behind the sequence in its last block must not count
+        end = row.context
+        if end % block_size:
+            pool.data[row.block_table[-1], 1, :, end % block_size :] = float("nan")
+        at = mine.stop
+    before = pool.data[:, 0].clone()
+    out = backend.attend(q, k, v, pool.layer(1), plan, 0.3)
+    at = 0
+    for row, (mine, keys, values) in zip(rows, known, strict=True):
+        part = out[at : at + len(row.tokens)]
+        assert off(part, attend_in_float64(mine, keys, values, 0.3)) < BOUND[dtype], row
+        at += len(row.tokens)
+    assert torch.equal(pool.data[:, 0], before) or bool(before.isnan().any())
+
+
+@pytest.mark.parametrize("context", [1, 255, 256, 257, 1000, 5000])
+def test_splits_of_a_sequence_merge_to_the_whole(device, generator, context):
+    from workers.model.triton.decode import MAX_SPLITS, decode
+
+    geometry = KVGeometry(layers=1, kv_heads=2, head_dim=64)
+    rows, blocks = lay_out([(context - 1, 1)], 64)
+    pool = random_pool(geometry, 64, blocks, torch.float16, device, generator)
+    pool.data.div_(100)
+    table = torch.tensor(rows[0].block_table, dtype=torch.int32, device=device)
+    begins = torch.zeros(3, dtype=torch.int32, device=device)
+    contexts = torch.tensor([context, 0, context], dtype=torch.int32, device=device)
+    q = torch.randn(3, 4, 64, generator=generator, device=device).half()
+    outs = []
+    for splits in (1, 3, MAX_SPLITS):
+        out = torch.full_like(q, 7.0)
+        decode(q, pool.layer(0), table, begins, contexts, out, scale=0.125, splits=splits)
+        outs.append(out)
+    assert (outs[0][1] == 7.0).all(), "a row without context writes nothing"
+    for other in outs[1:]:
+        assert torch.allclose(other, outs[0], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("normed", [True, False])
+def test_rope_and_write_turns_q_in_place_and_sends_k_and_v_to_their_slots(
+    device, generator, heads, normed, dtype
+):
+    from workers.model.triton.write import rope_write
+
+    heads, kv_heads, head_dim = heads
+    block_size, tokens, half = 16, 9, head_dim // 2
+    geometry = KVGeometry(layers=2, kv_heads=kv_heads, head_dim=head_dim)
+    pool = random_pool(geometry, block_size, 5, dtype, device, generator)
+    width = (heads + 2 * kv_heads) * head_dim
+
+    def noise(*shape):
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    qkv, norms = noise(tokens, width), (noise(head_dim), noise(head_dim))
+    angles = torch.rand(50, half, generator=generator, device=device) * 6
+    rope = angles.cos().to(dtype), angles.sin().to(dtype)
+    positions = torch.tensor([0, 1, 2, 49, 7, 7, 30, 31, 16], dtype=torch.int32, device=device)
+    slots = torch.tensor([3, 4, 5, 79, 0, 40, 41, 63, 64], dtype=torch.int32, device=device)
+
+    def turned(x, weight):
+        x = x.double()
+        if normed:
+            spread = (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()
+            x = x * spread * weight.double()
+        cos, sin = (table[positions.long()].double()[:, None] for table in rope)
+        x1, x2 = x[..., :half], x[..., half:]
+        return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+
+    parts = qkv.view(tokens, -1, head_dim).split([heads, kv_heads, kv_heads], 1)
+    q, k, v = turned(parts[0], norms[0]), turned(parts[1], norms[1]), parts[2].clone()
+    before = pool.data.clone()
+    rope_write(
+        qkv, norms if normed else None, rope, positions, slots, pool.layer(1), heads=heads, eps=1e-6
+    )
+    blocks, offsets = slots.long() // block_size, slots.long() % block_size
+    assert off(qkv.view(tokens, -1, head_dim)[:, :heads], q) < BOUND[dtype]
+    assert off(pool.data[blocks, 1, 0, offsets], k) < BOUND[dtype]
+    assert torch.equal(pool.data[blocks, 1, 1, offsets], v)
+    pool.data[blocks, 1, :, offsets] = before[blocks, 1, :, offsets]
+    assert torch.equal(pool.data.nan_to_num(), before.nan_to_num()), "it wrote beside its slots"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [64, 1000, 2048])
+def test_add_norm_adds_in_place_and_norms(device, generator, hidden, dtype):
+    from workers.model.triton.pointwise import add_norm
+
+    delta, residual = torch.randn(2, 5, hidden, generator=generator, device=device).to(dtype)
+    weight = torch.randn(hidden, generator=generator, device=device).to(dtype)
+
+    def normed(x):
+        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+
+    alone = residual.clone()
+    assert off(add_norm(None, alone, weight, 1e-5), normed(residual.double())) < BOUND[dtype]
+    assert torch.equal(alone, residual)
+    total = residual + delta
+    assert off(add_norm(delta, residual, weight, 1e-5), normed(total.double())) < BOUND[dtype]
+    assert torch.equal(residual, total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [32, 1500, 3072])
+def test_gate_is_silu_times_up(device, generator, width, dtype):
+    from workers.model.triton.pointwise import gate
+
+    both = torch.randn(3, 2 * width, generator=generator, device=device).to(dtype) * 5
+    expected = silu(both[:, :width].double()) * both[:, width:].double()
+    assert off(gate(both), expected) < BOUND[dtype]
+
+
+def test_take_replaces_only_the_ids_that_wait(device):
+    from workers.model.triton.pointwise import take
+
+    ids = torch.arange(2000, dtype=torch.int32, device=device)
+    after = torch.full_like(ids, -1)
+    after[3], after[1999] = 1, 0
+    take(ids, after, torch.tensor([77, 151_935], device=device))
+    expected = torch.arange(2000, dtype=torch.int32, device=device)
+    expected[3], expected[1999] = 151_935, 77
+    assert torch.equal(ids, expected)

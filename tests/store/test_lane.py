@@ -1,0 +1,144 @@
+"""Lane: the connection of the request path, on a real server that is slow, stopped, killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import TimeoutError as ServerSlow
+
+from lmpoold.store.connect import open_redis
+from lmpoold.store.embedded import EmbeddedServer
+from lmpoold.store.lane import Lane
+
+
+@pytest.fixture
+async def server(tmp_path) -> AsyncIterator[EmbeddedServer]:
+    """A server that a test may stop or kill."""
+    server = EmbeddedServer(tmp_path / "s", fsync="always")
+    await server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def redis(server) -> AsyncIterator[Redis]:
+    """A client of that server."""
+    redis = open_redis(server.url)
+    yield redis
+    await redis.aclose()
+
+
+@pytest.fixture
+async def lane(redis) -> AsyncIterator[Lane]:
+    """A lane of calls that do not block."""
+    lane = Lane(redis, timeout_s=0.3)
+    yield lane
+    await lane.close()
+
+
+async def test_calls_made_together_get_their_own_replies(lane):
+    replies = await asyncio.gather(*(lane.execute("ECHO", f"{i}") for i in range(500)))
+    assert replies == [f"{i}".encode() for i in range(500)]
+
+
+async def test_long_and_binary_words_arrive_whole(lane):
+    value = bytes(range(256)) * 40_000
+    await lane.execute("SET", "k", value)
+    assert await lane.execute("GET", "k") == value
+
+
+async def test_an_error_reply_is_the_exception_redis_py_raises_and_later_calls_go_on(lane, redis):
+    for words, kind in (
+        (("NONSENSE",), ResponseError),
+        (("EVALSHA", "0" * 40, 0), NoScriptError),
+        (("GET",), ResponseError),
+    ):
+        with pytest.raises(kind) as ours:
+            await lane.execute(*words)
+        with pytest.raises(kind) as theirs:
+            await redis.execute_command(*words)
+        assert (type(ours.value), str(ours.value)) == (type(theirs.value), str(theirs.value))
+    assert await lane.execute("ECHO", "x") == b"x"
+
+
+async def test_a_replica_refuses_writes_by_the_error_that_says_so(lane):
+    await lane.execute("REPLICAOF", "127.0.0.1", 1)
+    with pytest.raises(ReadOnlyError):
+        await lane.execute("SET", "k", "v")
+
+
+async def test_a_call_whose_caller_left_does_not_shift_the_replies(lane):
+    calls = [asyncio.create_task(lane.execute("ECHO", f"{i}")) for i in range(10)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    replies = await asyncio.gather(*calls, return_exceptions=True)
+    assert replies[1::2] == [f"{i}".encode() for i in range(1, 10, 2)]
+    assert await lane.execute("ECHO", "x") == b"x"
+
+
+async def test_a_server_that_does_not_answer_is_slow_and_the_next_call_reconnects(server, lane):
+    await lane.execute("PING")
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        calls = [lane.execute("ECHO", f"{i}") for i in range(3)]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(reply) for reply in replies] == [ServerSlow] * 3
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+    assert await lane.execute("ECHO", "x") == b"x"
+
+
+async def test_what_was_in_flight_when_the_server_died_is_lost_and_not_sent_again(server, redis):
+    lane = Lane(redis, blocking=True)
+    waiting = asyncio.create_task(lane.execute("BLPOP", "nothing", 0))
+    await asyncio.sleep(0.1)
+    server.kill()
+    with pytest.raises(ServerLost):
+        await waiting
+    with pytest.raises((ServerLost, OSError)):
+        await lane.execute("RPUSH", "list", "x")
+    await server.start()
+    assert await lane.execute("RPUSH", "list", "y") == 1
+    await lane.close()
+
+
+async def test_a_cancelled_blocking_read_frees_its_connection(redis):
+    lane = Lane(redis, blocking=True)
+    reading = asyncio.create_task(lane.execute("BLPOP", "list", 0))
+    await asyncio.sleep(0.1)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    async with asyncio.timeout(5):
+        assert await lane.execute("ECHO", "x") == b"x"
+    await redis.rpush("list", "kept")
+    assert await redis.llen("list") == 1
+    await lane.close()
+
+
+async def test_a_closed_lane_ends_its_calls_and_opens_again(lane):
+    call = asyncio.create_task(lane.execute("BLPOP", "nothing", 0))
+    await asyncio.sleep(0.1)
+    await lane.close()
+    with pytest.raises(ServerLost):
+        await call
+    assert await lane.execute("ECHO", "x") == b"x"
+
+
+async def test_a_server_with_a_password_is_entered_by_the_url(server, redis):
+    await redis.config_set("requirepass", "secret")
+    entered = open_redis(server.url.replace("unix://", "unix://:secret@"))
+    lane = Lane(entered, timeout_s=1.0)
+    assert await lane.execute("ECHO", "x") == b"x"
+    await lane.close()
+    await entered.aclose()
+    stranger = open_redis(server.url.replace("unix://", "unix://:wrong@"))
+    with pytest.raises((AuthenticationError, ServerLost), match="invalid username-password"):
+        await Lane(stranger, timeout_s=1.0).execute("PING")
+    await stranger.aclose()

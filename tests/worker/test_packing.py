@@ -1,0 +1,142 @@
+"""A packed step says the same as a laid-out one, padding included."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from workers.model.batch import Row, build_step
+from workers.model.packing import Layout, StepSize, size_of
+
+TILE = 8
+BLOCK = 4
+TRASH = 40
+ROOMS = {
+    "exact": None,
+    "padded": StepSize(tokens=64, rows=9, decodes=9, tiles=20),
+}
+
+
+def random_rows(seed: int) -> list[Row]:
+    draw = random.Random(seed)
+    lengths = [1] * draw.randrange(4) + [draw.randrange(1, 20) for _ in range(draw.randrange(4))]
+    rows = []
+    for length in lengths or [3]:
+        start = draw.randrange(12)
+        blocks = -(-(start + length) // BLOCK) + draw.randrange(3)  # some hold more than they need
+        rows.append(
+            Row(
+                tokens=[draw.randrange(500) for _ in range(length)],
+                start=start,
+                block_table=[draw.randrange(TRASH) for _ in range(blocks)],
+                write_from=draw.choice([0, start, start + length]),
+                samples=draw.random() < 0.7,
+            )
+        )
+    return rows
+
+
+def pack(rows, room=None):
+    layout = Layout(
+        room or size_of(rows, tile=TILE), tile=TILE, block_size=BLOCK, trash_block=TRASH
+    )
+    numbers = np.full(layout.fixed + 200, 12345, np.int32)
+    used = layout.fill(numbers, rows)
+    return layout.views(torch.from_numpy(numbers)), used - layout.fixed
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_packed_step_says_what_a_laid_out_one_says(seed, room):
+    rows = random_rows(seed)
+    expected = build_step(rows, block_size=BLOCK, trash_block=TRASH)
+    step, blocks = pack(rows, ROOMS[room])
+    tokens, count = len(expected.ids), len(rows)
+    assert step.ids[:tokens].tolist() == expected.ids.tolist()
+    assert step.positions[:tokens].tolist() == expected.positions.tolist()
+    assert step.slots[:tokens].tolist() == expected.slots.tolist()
+    assert step.contexts[:count].tolist() == expected.context_lens.tolist()
+    assert step.starts[: count + 1].tolist() == expected.cu_q.tolist()
+    sampled = expected.sample_at.tolist()
+    assert step.sample_at[: len(sampled)].tolist() == sampled
+    decodes = expected.num_decode
+    assert step.decode_contexts[:decodes].tolist() == expected.context_lens[:decodes].tolist()
+    for row, begin in zip(rows, step.begins.tolist(), strict=False):
+        needed = -(-row.context // BLOCK)
+        assert step.table[begin : begin + needed].tolist() == row.block_table[:needed]
+    assert blocks == sum(-(-row.context // BLOCK) for row in rows)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_padding_computes_nothing_and_writes_to_the_trash(seed):
+    rows = random_rows(seed)
+    size = size_of(rows, tile=TILE)
+    step, _ = pack(rows, ROOMS["padded"])
+    assert (step.ids[size.tokens :] == 0).all()
+    assert (step.after == -1).all()
+    assert (step.slots[size.tokens :] == TRASH * BLOCK).all()
+    assert (step.contexts[size.rows :] == 0).all()
+    assert (step.decode_contexts[size.decodes :] == 0).all()
+    assert (step.tile_rows[size.tiles :] == -1).all()
+    assert (step.starts[size.rows + 1 :] == size.tokens).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tiles_cover_every_query_of_a_prefill_once_and_the_longest_come_first(seed):
+    rows = random_rows(seed)
+    step, _ = pack(rows, ROOMS["padded"])
+    decodes = size_of(rows, tile=TILE).decodes
+    tiles = [
+        (row, query)
+        for row, query in zip(step.tile_rows.tolist(), step.tile_begins.tolist(), strict=True)
+        if row >= 0
+    ]
+    expected = {
+        (at, query)
+        for at, row in enumerate(rows)
+        if at >= decodes
+        for query in range(0, len(row.tokens), TILE)
+    }
+    assert len(tiles) == len(expected)
+    assert set(tiles) == expected
+    seen = [rows[at].start + query for at, query in tiles]
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_a_row_that_waits_names_a_token_of_the_step_before():
+    rows = [
+        Row(tokens=[9], start=3, block_table=[1], after=2),
+        Row(tokens=[8], start=2, block_table=[2]),
+        Row(tokens=[0], start=7, block_table=[3, 4], after=0),
+        Row(tokens=[1, 2, 3], start=0, block_table=[5]),
+    ]
+    step, _ = pack(rows)
+    assert step.after.tolist() == [2, -1, 0, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([], "does not fit"),
+        ([Row(tokens=[1], start=0, block_table=[0])] * 10, "does not fit"),
+        ([Row(tokens=[], start=0, block_table=[0])], "needs tokens"),
+        ([Row(tokens=[1], start=4, block_table=[0])], "do not hold 5 tokens"),
+        ([Row(tokens=[1], start=0, block_table=[TRASH + 1])], "block ids"),
+        ([Row(tokens=[1], start=0, block_table=[-1])], "block ids"),
+        ([Row(tokens=[1, 2], start=0, block_table=[1], after=0)], "one token"),
+        ([Row(tokens=[1], start=0, block_table=[1], after=-1)], "one token"),
+    ],
+)
+def test_a_row_that_would_write_astray_is_refused(rows, what):
+    with pytest.raises(ValueError, match=what):
+        pack(rows, ROOMS["padded"])
+
+
+def test_more_blocks_than_the_buffer_holds_are_refused():
+    rows = [Row(tokens=[1], start=3, block_table=[0])]
+    layout = Layout(size_of(rows, tile=TILE), tile=TILE, block_size=BLOCK, trash_block=TRASH)
+    with pytest.raises(ValueError, match="do not fit 0"):
+        layout.fill(np.zeros(layout.fixed, np.int32), rows)

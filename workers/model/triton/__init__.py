@@ -1,0 +1,1 @@
+"""Kernels for NVIDIA GPUs, and the attention backend made of them. Needs Triton."""
