@@ -100,6 +100,20 @@ class Keyspace:
         """STREAM of answers for a client."""
         return f"{self.prefix}out:{client}"
 
+    def open(self, client: str) -> str:
+        """SET of a client's open requests, while their number is bounded."""
+        return f"{self.prefix}open:{client}"
+
+    @property
+    def leases(self) -> str:
+        """HASH prefix hash -> placement lease."""
+        return self.prefix + "leases"
+
+    @property
+    def fence(self) -> str:
+        """STRING: the last fencing token."""
+        return self.prefix + "sched:fence"
+
     def request(self, request_id: str) -> str:
         """HASH of a request's state."""
         return f"{self.prefix}req:{request_id}"

@@ -41,6 +41,7 @@ class Payload:
     Attributes:
         prompt_tokens: length of the original prompt; tokens behind it were emitted before.
         deadline_ms: unix milliseconds by Redis's clock, 0 = none was given.
+        origin: the rank where the asker is, -1 for none.
     """
 
     client: str
@@ -49,6 +50,7 @@ class Payload:
     priority: int = 0
     deadline_ms: int = 0
     salt: str = ""
+    origin: int = -1
 
     def encode(self) -> str:
         """Return the payload as one line of JSON."""

@@ -8,10 +8,17 @@ from importlib.resources import files
 LIBRARY = "lmpool"
 PARTS = (
     "base",
+    "cfg",
+    "client",
     "match",
+    "flight",
+    "lease",
+    "cost",
+    "search",
     "route",
     "plan",
     "fetch",
+    "gate",
     "dispatch",
     "delta",
     "requeue",
@@ -22,6 +29,7 @@ PARTS = (
     "rank",
     "request",
     "emit",
+    "grant",
     "cancel",
     "inspect",
 )
@@ -38,6 +46,8 @@ FUNCTIONS = {
     "explain": True,
     "finish": False,
     "heartbeat": False,
+    "lease_expire": False,
+    "lease_grant": False,
     "page": True,
     "plan_abort": False,
     "plan_executed": False,
@@ -55,6 +65,7 @@ FUNCTIONS = {
     "step": False,
     "submit": False,
     "swap": False,
+    "tune": False,
 }
 """Every function of the library, and whether it only reads (FCALL_RO)."""
 

@@ -110,7 +110,8 @@ def test_every_field_of_cfg_is_in_the_data_model(field):
     ("name", "default"), [(field.name, field.default) for field in fields(PoolConstants)]
 )
 def test_the_data_model_states_the_default_of_each_constant(name, default):
-    assert re.search(rf"^\| `{name}` \| {default:g} \|", STORE, re.MULTILINE)
+    shown = default if isinstance(default, str) else f"{default:g}"
+    assert re.search(rf"^\| `{name}` \| {shown} \|", STORE, re.MULTILINE)
 
 
 def test_every_kind_of_error_stands_in_the_drawn_tree():

@@ -47,7 +47,7 @@ local function order(p, side, kind, ...)
     'peer', p[other], 'peer_epoch', p[other .. '_epoch'], ...)
 end
 
-local function enter(p, phase, limit_ms)
+local function step_to(p, phase, limit_ms)
   local now = now_us()
   p.phase, p.at = phase, fmt('%.0f', now)
   call('HSET', p.key, 'phase', phase, 'at', p.at)
@@ -70,7 +70,7 @@ local function open_plan(g, p)
   call('HSET', p.key, 'mode', p.mode, 'why', p.why, 'src', p.src, 'dst', p.dst,
     'src_epoch', p.src_epoch, 'dst_epoch', p.dst_epoch, 'first', p.first,
     'count', #p.hashes / DIGITS, 'hashes', p.hashes, 'began', p.began, 'cost_us', p.cost_us)
-  enter(p, 'prepare', g.plan_prepare_ms)
+  step_to(p, 'prepare', g.plan_prepare_ms)
   for _, side in ipairs{'src', 'dst'} do
     call('SADD', rank_key(p[side], 'plans'), p.id)
     order(p, side, 'prepare', 'mode', p.mode, 'why', p.why, 'hashes', p.hashes, 'first', p.first,

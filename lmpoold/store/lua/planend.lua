@@ -26,7 +26,7 @@ end
 
 -- The end: nobody holds anything for the plan; its record stays for a while, its figures in the log.
 local function settle(g, p, phase)
-  enter(p, phase, 0)
+  step_to(p, phase, 0)
   call('ZREM', P .. 'plans', p.id)
   call('SREM', rank_key(p.src, 'plans'), p.id)
   call('SREM', rank_key(p.dst, 'plans'), p.id)
@@ -58,7 +58,7 @@ local function stop_both(g, p)
 end
 
 local function abort_plan(g, p, reason)
-  enter(p, 'abort', g.plan_settle_ms)
+  step_to(p, 'abort', g.plan_settle_ms)
   call('HSET', p.key, 'reason', reason, 'at_abort', p.at)
   stop_both(g, p)
   aborted(g, p)

@@ -38,7 +38,7 @@ local function plan_publish(a)
     return p.phase
   end
   show(p)
-  enter(p, 'publish', g.plan_settle_ms)
+  step_to(p, 'publish', g.plan_settle_ms)
   call('HSET', p.key, 'at_publish', p.at, 'dst_us', a[4])
   say(p, 'dst', 'landed')
   if p.src_said == 'sent' then order(p, 'src', 'finalize', 'limit_ms', g.plan_settle_ms) end
