@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from ctl.commands.cancel import cancel
+from ctl.commands.config import config
 from ctl.commands.demo import demo
 from ctl.commands.drain import drain
 from ctl.commands.explain import explain
@@ -52,7 +53,8 @@ def lmpoolctl() -> None:
     """
 
 
-for command in (up, demo, submit, status, ranks, pages, explain, cancel, drain, topology, redis):
+COMMANDS = (up, demo, submit, status, ranks, pages, explain, cancel, drain, config, topology, redis)
+for command in COMMANDS:
     lmpoolctl.add_command(command)
 
 

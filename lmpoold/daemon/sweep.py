@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+from lmpoold.protocol.errors import Stale
 from lmpoold.shell.steady import pause, steadily
+from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 
 log = logging.getLogger(__name__)
@@ -22,6 +25,7 @@ class Sweeper:
     def __init__(self, store: PoolStore, owner: str) -> None:
         """Lead as `owner`, a name no other process has."""
         self._store = store
+        self._plans = PlanStore(store)
         self._owner = owner
         self._leading = False
 
@@ -43,3 +47,6 @@ class Sweeper:
             return
         for deed in await self._store.reap(MOST):
             log.warning("reaped", extra={"deed": deed})
+        with contextlib.suppress(Stale):  # another one has begun to lead since
+            for deed in await self._plans.reap(token, MOST):
+                log.warning("plan reaped", extra={"deed": deed})

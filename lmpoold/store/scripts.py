@@ -41,6 +41,8 @@ CONSUMER_IDLE_MS = 30_000
 ERRORS: dict[str, type[LMPoolError]] = {
     "BADARGS": ProtocolError,
     "CFG_MISMATCH": PoolMismatch,
+    "FENCED": Stale,
+    "FULL": NoCapacity,
     "HELD": Conflict,
     "MISSING": Conflict,
     "NOCFG": ConfigError,
@@ -48,6 +50,7 @@ ERRORS: dict[str, type[LMPoolError]] = {
     "RANK_TAKEN": Conflict,
     "STAGE_SIZE": Conflict,
     "STALE_EPOCH": Stale,
+    "STALE_TOKEN": Stale,
     "TOO_SMALL": ConfigError,
 }
 """The first word of an error the functions return, and what it is raised as."""
@@ -151,6 +154,10 @@ class PoolStore:
         settings = [part for pair in constants.to_fields().items() for part in pair]
         await self.call("configure", len(pairs) // 2, *pairs, *settings)
 
+    async def tune(self, constants: Mapping[str, str]) -> None:
+        """Change constants of `cfg`, as `read_constants` returns them; they count at once."""
+        await self.call("tune", *(part for pair in constants.items() for part in pair))
+
     async def cfg(self) -> dict[str, str]:
         """Return `cfg` as it stands, empty before the first lmpoold."""
         raw: Mapping[Any, Any] = await self.redis.hgetall(self.keys.cfg)
@@ -160,12 +167,17 @@ class PoolStore:
         """Put a request into ingress; idempotent by id.
 
         Returns: the entry id, or "" if the id was submitted before.
-        Raises: NoCapacity: the ingress backlog is full.
+        Raises: NoCapacity: the ingress backlog is full, or the client has too many open.
         """
         flat = [part for pair in values.items() for part in pair]
         reply = (await self.call("submit", request_id, client, *flat)).decode()
         if reply == "OVERLOADED":
             raise NoCapacity("the ingress backlog is full; send the request again later")
+        if reply == "BUSY":
+            raise NoCapacity(
+                f"client {client} has as many requests open as it may (max_client_requests); "
+                "send the request again when one has ended"
+            )
         return "" if reply == "DUP" else str(reply)
 
     async def route(self, calls: Sequence[RouteCall]) -> list[Routed]:
@@ -210,6 +222,30 @@ class PoolStore:
             return str((await self.call("acquire", owner, ttl_ms)).decode())
         except Conflict:
             return None
+
+    async def lease_grant(
+        self, token: str, name: PrefixHash, depth: int, ttl_ms: int, sides: Mapping[int, int]
+    ) -> None:
+        """Make some ranks cheaper for requests that begin with a prefix they hold.
+
+        Args:
+            token: the leader's, from `acquire`.
+            name: hash of the prefix's last block.
+            depth: blocks of the prefix.
+            ttl_ms: how long the lease lasts at most.
+            sides: rank -> how many requests it is to take.
+        Raises:
+            Stale: another lmpoold leads by now.
+            Conflict: a side is not up.
+            NoCapacity: as many leases as may be are held.
+        """
+        flat = [part for pair in sides.items() for part in pair]
+        await self.call("lease_grant", token, name, depth, ttl_ms, *flat)
+
+    async def lease_expire(self, token: str, names: Sequence[PrefixHash] = ()) -> list[PrefixHash]:
+        """End leases, or without names those whose time is over; returns what ended."""
+        ended = await self.call("lease_expire", token, *names)
+        return [PrefixHash(name.decode()) for name in ended]
 
     async def rank_up(
         self,
