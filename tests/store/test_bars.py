@@ -51,14 +51,15 @@ async def test_a_route_costs_as_much_in_a_full_table_as_in_an_empty_one(redis):
     for rank in range(4):
         await pool.join(rank, blocks=50_000)
         await pool.report(rank, free=50_000, puts=pages_of(PROMPT[:16]))
-    few = await calls_of_a_route(pool, 0)
+    few = min([await calls_of_a_route(pool, number) for number in range(2)])
     for rank in range(4):
         strangers = {
             f"{number:032x}": page
             for number, page in enumerate(list(pages_of([9] * 4).values()) * 20_000)
         }
         await pool.report(rank, free=30_000, reclaimable=20_000, puts=strangers)
-    many = await calls_of_a_route(pool, 1)
+    # of two: the first one after a second reads the constants again
+    many = min([await calls_of_a_route(pool, number) for number in range(2, 4)])
     assert many <= few + 2, (few, many)
     assert many < 60
 
