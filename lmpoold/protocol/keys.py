@@ -84,6 +84,11 @@ class Keyspace:
         """HASH `source>destination` -> what moving blocks costs on that link."""
         return self.prefix + "links"
 
+    @property
+    def profile(self) -> str:
+        """STRING: what calibration measured, JSON."""
+        return self.prefix + "profile"
+
     def plan(self, plan_id: str) -> str:
         """HASH of a transfer plan."""
         return f"{self.prefix}plan:{plan_id}"
