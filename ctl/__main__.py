@@ -15,6 +15,7 @@ from ctl.commands.demo import demo
 from ctl.commands.drain import drain
 from ctl.commands.explain import explain
 from ctl.commands.pages import pages
+from ctl.commands.plans import plans
 from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
@@ -53,7 +54,21 @@ def lmpoolctl() -> None:
     """
 
 
-COMMANDS = (up, demo, submit, status, ranks, pages, explain, cancel, drain, config, topology, redis)
+COMMANDS = (
+    up,
+    demo,
+    submit,
+    status,
+    ranks,
+    pages,
+    plans,
+    explain,
+    cancel,
+    drain,
+    config,
+    topology,
+    redis,
+)
 for command in COMMANDS:
     lmpoolctl.add_command(command)
 

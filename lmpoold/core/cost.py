@@ -10,61 +10,16 @@ loses its say as it ages, so that a pair nobody uses drifts back to what calibra
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lmpoold.protocol.errors import ConfigError
-
-Pair = tuple[int, int]
-"""(source, destination)."""
+from lmpoold.protocol.profile import Curve, Pair, Profile, bucket
 
 EWMA_WEIGHT = 0.25
 HALF_LIFE_S = 300.0
 """After so long a sample says half as much against the calibrated figure."""
 TRUST = 2.0
 """Samples after which observation and calibration weigh the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """P95 microseconds over bytes, piecewise linear and never falling.
-
-    Raises: ConfigError: no points, or bytes that do not grow.
-    """
-
-    points: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        sizes = [size for size, _ in self.points]
-        if not sizes or sizes != sorted(set(sizes)) or sizes[0] <= 0:
-            raise ConfigError("a transfer curve needs points of growing positive bytes")
-        if any(not (0 < us < math.inf) for _, us in self.points):
-            raise ConfigError("a transfer curve needs positive times")
-
-    def at(self, size_bytes: int) -> float:
-        """Return the microseconds for a size.
-
-        Below the first point its own time, for what a transfer costs there is not its bytes; above
-        the last the slope of the last segment.
-        """
-        points = self._rising()
-        if size_bytes <= points[0][0] or len(points) == 1:
-            return points[0][1] * max(1.0, size_bytes / points[0][0] if len(points) == 1 else 1.0)
-        for (left, low), (right, high) in itertools.pairwise(points):
-            if size_bytes <= right:
-                return low + (high - low) * (size_bytes - left) / (right - left)
-        (left, low), (right, high) = points[-2:]
-        slope = (high - low) / (right - left) or high / right
-        return high + slope * (size_bytes - right)
-
-    def _rising(self) -> list[tuple[int, float]]:
-        highest, out = 0.0, []
-        for size, us in self.points:
-            highest = max(highest, us)
-            out.append((size, highest))
-        return out
 
 
 GUESSES: Mapping[str, Curve] = {
@@ -74,11 +29,6 @@ GUESSES: Mapping[str, Curve] = {
 }
 """For pairs without a measurement: on the slow side of what each way does."""
 RESIDUAL_GUESS_US = 3000.0
-
-
-def bucket(blocks: int) -> int:
-    """Return the power of two that a number of blocks falls under."""
-    return 1 << max(0, blocks - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,30 +49,6 @@ class Observed:
         """Return how much it weighs against calibration, 0 to below 1."""
         fresh: float = self.samples * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
         return fresh / (fresh + TRUST)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """What calibration measured.
-
-    Attributes:
-        block_bytes: of the K/V it was measured with; another geometry makes it void.
-        curves: by pair.
-        residuals: by pair and bucket, microseconds.
-    """
-
-    block_bytes: int
-    curves: Mapping[Pair, Curve] = field(default_factory=dict)
-    residuals: Mapping[Pair, Mapping[int, float]] = field(default_factory=dict)
-
-    def residual(self, pair: Pair, blocks: int) -> float | None:
-        """Return the residual of the nearest bucket measured, not below a smaller one's."""
-        measured = self.residuals.get(pair)
-        if not measured:
-            return None
-        wanted = bucket(blocks)
-        below = [us for size, us in measured.items() if size <= wanted]
-        return max(below) if below else measured[min(measured)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

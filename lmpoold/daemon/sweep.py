@@ -1,4 +1,4 @@
-"""The reaper: whatever has outlived its time is ended, by one lmpoold at a time."""
+"""What one lmpoold at a time does: end what has outlived its time, and look after the links."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 
+from lmpoold.daemon.links import LinkKeeper
 from lmpoold.protocol.errors import Stale
 from lmpoold.shell.steady import pause, steadily
 from lmpoold.store.plans import PlanStore
@@ -26,6 +27,7 @@ class Sweeper:
         """Lead as `owner`, a name no other process has."""
         self._store = store
         self._plans = PlanStore(store)
+        self._links = LinkKeeper(self._plans)
         self._owner = owner
         self._leading = False
 
@@ -42,6 +44,7 @@ class Sweeper:
         token = await self._store.acquire(self._owner, LEAD_TTL_MS)
         if (token is not None) != self._leading:
             self._leading = token is not None
+            self._links.forget()
             log.info("leads" if self._leading else "leads no more", extra={"token": token})
         if token is None:
             return
@@ -50,3 +53,4 @@ class Sweeper:
         with contextlib.suppress(Stale):  # another one has begun to lead since
             for deed in await self._plans.reap(token, MOST):
                 log.warning("plan reaped", extra={"deed": deed})
+            await self._links.turn(token)

@@ -76,13 +76,23 @@ class Keyspace:
 
     @property
     def plan_log(self) -> str:
-        """STREAM of settled and refused plans with their figures."""
+        """STREAM of settled plans with their figures."""
         return self.prefix + "plans:log"
+
+    @property
+    def plan_refusals(self) -> str:
+        """STREAM of plans that were weighed and not begun, with the numbers."""
+        return self.prefix + "plans:refused"
 
     @property
     def links(self) -> str:
         """HASH `source>destination` -> what moving blocks costs on that link."""
         return self.prefix + "links"
+
+    @property
+    def profile(self) -> str:
+        """STRING: what calibration measured, JSON."""
+        return self.prefix + "profile"
 
     def plan(self, plan_id: str) -> str:
         """HASH of a transfer plan."""

@@ -121,8 +121,13 @@ class PlanStore:
         return [read_plan_row(parse_words(line.decode())) for line in lines]
 
     async def log(self, most: int = 20) -> list[dict[str, str]]:
-        """Return the last settled and refused plans with their figures, newest first."""
+        """Return the last settled plans with their figures, newest first."""
         rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_log, count=most)
+        return [_text(values) for _, values in rows]
+
+    async def refusals(self, most: int = 20) -> list[dict[str, str]]:
+        """Return the last plans that were weighed and not begun, newest first."""
+        rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_refusals, count=most)
         return [_text(values) for _, values in rows]
 
     async def phase(self, plan: str) -> Phase | None:

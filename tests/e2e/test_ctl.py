@@ -21,6 +21,7 @@ COMMANDS = [
     "status",
     "ranks",
     "pages",
+    "plans",
     "explain",
     "cancel",
     "drain",

@@ -173,3 +173,11 @@ async def test_a_request_that_waits_for_a_plan_goes_on_elsewhere_when_its_worker
     await pool.report(OWNER)
     routed = await pool.retry("a", PROMPT)
     assert (routed.rank, routed.hit) == (OWNER, 6)
+
+
+async def test_refusals_are_kept_with_their_numbers(pool):
+    await link(pool, OWNER, OTHER, fixed_us=10**6, block_us=1)
+    await pool.ask("a", PROMPT)
+    (refused,) = await PlanStore(pool.store).refusals()
+    said = "refused low_benefit from=0 to=1 blocks=5 saved_us=2000 cost_us=1000005"
+    assert refused == {"why": "fetch", "for": "a", "said": said}

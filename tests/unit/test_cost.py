@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmpoold.core.cost import (
-    GUESSES,
-    HALF_LIFE_S,
-    RESIDUAL_GUESS_US,
-    CostModel,
-    Curve,
-    Profile,
-    bucket,
-)
-from lmpoold.protocol.errors import ConfigError
+from lmpoold.core.cost import GUESSES, HALF_LIFE_S, RESIDUAL_GUESS_US, CostModel
+from lmpoold.protocol.errors import ConfigError, DecodeError
+from lmpoold.protocol.profile import Curve, Profile, bucket
 
 PAIR = (0, 1)
 MB = 1 << 20
@@ -116,3 +109,15 @@ def test_the_line_goes_through_both_sizes():
         wanted = MODEL.predict(PAIR, blocks, "nccl", 0.0)
         assert line.fixed_us + blocks * line.block_us == pytest.approx(wanted)
     assert str(line) == f"{line.fixed_us:.0f} {line.block_us:.0f}"
+
+
+def test_a_profile_comes_back_as_it_was_written():
+    assert Profile.decode(PROFILE.encode()) == PROFILE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"block_bytes":1,"curves":{"0>1":[]},"residuals":{}}', '{"curves":3}']
+)
+def test_what_is_no_profile_is_refused(text):
+    with pytest.raises(DecodeError, match="not a transfer profile"):
+        Profile.decode(text)

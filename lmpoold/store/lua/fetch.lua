@@ -62,5 +62,8 @@ end
 local function fetch(g, rows, ranks, r, n, rank, hit)
   local plan, said = decide_fetch(g, rows, ranks, r, n, rank, hit)
   if said then call('HSET', P .. 'req:' .. r.id, 'fetch', said) end
+  if said and not plan then
+    call('XADD', P .. 'plans:refused', 'MAXLEN', '~', 200, '*', 'why', 'fetch', 'for', r.id, 'said', said)
+  end
   return plan
 end
