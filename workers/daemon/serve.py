@@ -66,8 +66,8 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     # late, and every token with it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = stop_on_signals()
-    redis = open_redis(config.redis_url)
-    blocking = open_redis(config.redis_url, blocking=True)
+    redis = open_redis(config.redis_url, pool=config.pool)
+    blocking = open_redis(config.redis_url, pool=config.pool, blocking=True)
     calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
