@@ -15,6 +15,7 @@ from lmpoold.protocol.transfer import (
     Why,
     encode_refs,
     read_plan_row,
+    split_hashes,
 )
 from lmpoold.protocol.views import parse_words
 from lmpoold.store.scripts import PoolStore
@@ -111,6 +112,10 @@ class PlanStore:
         reply = await self.store.call(function, plan, rank, epoch, *words)
         return Phase(reply.decode())
 
+    async def chain(self, rank: int, name: PrefixHash, most: int) -> tuple[PrefixHash, ...]:
+        """Return a block's chain as a rank shows it, root first; empty if it is torn or longer."""
+        return split_hashes((await self.store.call("chain", rank, name, most)).decode())
+
     async def reap(self, token: str, most: int) -> list[str]:
         """Settle what is over its time or has lost a side; returns a line a deed."""
         return [line.decode() for line in await self.store.call("plan_reap", token, most)]
@@ -129,6 +134,12 @@ class PlanStore:
         """Return the last plans that were weighed and not begun, newest first."""
         rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_refusals, count=most)
         return [_text(values) for _, values in rows]
+
+    async def refuse(self, why: Why, what: str, said: str) -> None:
+        """Keep that a plan was weighed and not begun, with its numbers."""
+        row: Any = {"why": why.value, "for": what, "said": said}
+        key = self.store.keys.plan_refusals
+        await self.store.redis.xadd(key, row, maxlen=200, approximate=True)
 
     async def phase(self, plan: str) -> Phase | None:
         """Return a plan's phase; None if nobody knows it."""

@@ -9,7 +9,7 @@ Returns  the plan's phase, or `refused busy`, `refused down`
 Errors   NOCFG      no lmpoold has described the pool yet
          NORANK     the rank never joined
          STALE_EPOCH  the caller lost the rank
-         STALE_TOKEN  another lmpoold leads by now
+         FENCED     another lmpoold leads by now
          BADARGS    hashes cannot be read
 
 Holds    A plan names both epochs: under any other nothing of it counts.
@@ -80,15 +80,10 @@ end
 
 local function busy(g, rank) return call('SCARD', rank_key(rank, 'plans')) >= g.plans_per_rank end
 
-local function led_by(token)
-  if call('GET', P .. 'sched:fence') == token then return nil end
-  return err('STALE_TOKEN', 'another lmpoold leads by now: ' .. token .. ' is an old token')
-end
-
 local function plan_prepare(a)
   local g, problem = read_cfg((now_ms()))
   if not g then return problem end
-  if a[1] == 'lead' then problem = led_by(a[2]) else problem = select(2, owned(a[1], a[2])) end
+  if a[1] == 'lead' then problem = fenced(a[2]) else problem = select(2, owned(a[1], a[2])) end
   if problem then return problem end
   if #a[8] == 0 or #a[8] % DIGITS ~= 0 then return err('BADARGS', 'cannot read the hashes of ' .. a[3]) end
   local phase = call('HGET', P .. 'plan:' .. a[3], 'phase')
