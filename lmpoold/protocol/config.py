@@ -12,7 +12,7 @@ from lmpoold.protocol.errors import ConfigError
 MOST = 1e12
 PAIRS = r"(\d{1,6}-\d{1,6}(,\d{1,6}-\d{1,6})*)?"
 MAY_BE_ZERO = re.compile(
-    r"w_|bypass_|spill_|origin_hops|max_client_requests|fetch$|fetch_ratio|background"
+    r"w_|bypass_|spill_|origin_hops|max_client_requests|fetch$|fetch_ratio|foreground|background"
     r"|hot_skew|hot_idle|hot_ratio"
 )
 
@@ -91,6 +91,10 @@ class PoolConstants:
     """How long the record of a settled plan is kept."""
     plans_per_rank: int = 4
     """Plans that a rank takes part in at once, at most."""
+    foreground: int = 1
+    """1: a worker short of blocks moves cold chains to a neighbour; 0: it forgets them."""
+    foreground_ratio: float = 1.1
+    """What a moved chain is expected to save must be this many times what moving it costs."""
     background: int = 1
     """1: hot prefixes are copied ahead of the requests that need them; 0: they are not."""
     hot_threshold: float = 24.0

@@ -45,6 +45,7 @@ class PlanStore:
         hashes: Sequence[PrefixHash],
         first: int,
         cost_us: float = 0.0,
+        keep: int = 0,
     ) -> Phase | str:
         """Begin a plan.
 
@@ -59,6 +60,7 @@ class PlanStore:
             hashes: the chain, root first.
             first: depth of the first block that the destination lacks.
             cost_us: what it is predicted to take.
+            keep: of a move, the depth up to which the source keeps its blocks.
         Returns: the plan's phase, or the word that says why it was not begun.
         """
         who = "lead" if rank is None else rank
@@ -66,6 +68,7 @@ class PlanStore:
             "plan_prepare",
             *(who, token, plan, mode, why, source, destination, "".join(hashes), first),
             round(cost_us),
+            keep,
         )
         text: str = reply.decode()
         return text.removeprefix("refused ") if text.startswith("refused ") else Phase(text)

@@ -12,7 +12,16 @@ NAMES = [field.name for field in fields(PoolConstants)]
 
 NUMBERS = [name for name in NAMES if name != "pairs"]
 MAY_BE_ZERO = {"bypass_slack", "spill_gap", "spill_slack", "origin_hops", "max_client_requests"}
-MAY_BE_ZERO |= {"fetch", "fetch_ratio", "background", "hot_skew", "hot_idle", "hot_ratio"}
+MAY_BE_ZERO |= {
+    "foreground",
+    "foreground_ratio",
+    "fetch",
+    "fetch_ratio",
+    "background",
+    "hot_skew",
+    "hot_idle",
+    "hot_ratio",
+}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
