@@ -92,7 +92,7 @@ class Foreground:
             await self._plans.refuse(Why.FOREGROUND, leaf, f"refused {phase} {numbers}")
 
     async def _target(self, cold: Cold) -> tuple[RankRow | None, float]:
-        """Choose the neighbour with most room for the whole chain, and what moving it there costs."""
+        """Choose the neighbour with most room for the whole chain, and what moving it costs."""
         raw: Any = await self._plans.store.redis.hgetall(self._plans.store.keys.links)
         lines = {name.decode(): value.decode().split() for name, value in raw.items()}
         best: RankRow | None = None
