@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from lmpoold.protocol.errors import Conflict, ProtocolError, RequestFailed
+from lmpoold.protocol.errors import Conflict, NoCapacity, ProtocolError, RequestFailed
 from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
@@ -71,11 +71,12 @@ class PoolClient:
             patience_s: how long a call goes on trying while the server is away.
         """
         self._patience_s = patience_s
-        self._redis = open_redis(url)
-        self._blocking = open_redis(url, blocking=True)
+        self._redis = open_redis(url, pool=pool)
+        self._blocking = open_redis(url, pool=pool, blocking=True)
         self._store = PoolStore(self._redis, Keyspace(pool))
         self._client = f"c-{uuid.uuid4().hex}"
         self._waiting: dict[str, asyncio.Queue[Output | Exception]] = {}
+        self._accepted: dict[str, dict[str, str]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -158,6 +159,7 @@ class PoolClient:
         except BaseException:
             self._waiting.pop(request_id, None)
             raise
+        self._accepted[request_id] = values
         return request_id
 
     async def _owner(self, request_id: str) -> tuple[str, str]:
@@ -218,6 +220,7 @@ class PoolClient:
                 yield output
         finally:
             self._waiting.pop(request_id, None)
+            self._accepted.pop(request_id, None)
             if not ended:
                 await self.cancel(request_id)
 
@@ -240,14 +243,18 @@ class PoolClient:
 
     async def _read(self) -> None:
         """Hand outputs to their streams; go on where it was after a lost connection."""
-        stream, last = self._store.keys.out(self._client), b"0-0"
+        stream, last, lost = self._store.keys.out(self._client), b"0-0", False
         while not self._closing:
             try:
                 reply: Any = await self._blocking.xread(
                     {stream: last}, count=READ_COUNT, block=READ_BLOCK_MS
                 )
+                if lost:
+                    await self._remind()
+                lost = False
             except Exception as error:
                 if is_lost(error):
+                    lost = True
                     await asyncio.sleep(RETRY_S)
                     continue
                 # Nobody awaits this task while streams run: they have to hear of its end.
@@ -259,3 +266,12 @@ class PoolClient:
                 for output in read_outputs(values):
                     if (asked := self._waiting.get(output.id)) is not None:
                         asked.put_nowait(output)
+
+    async def _remind(self) -> None:
+        """Send again what is waited for: a server that was killed may have forgotten it.
+
+        What it still knows is neither run nor answered again.
+        """
+        for request_id, values in list(self._accepted.items()):
+            with contextlib.suppress(NoCapacity):
+                await self._store.submit(request_id, self._client, values)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import hiredis
 import redis
 import uvloop
 
 from benchmarks.idle_worker import MODEL
 from benchmarks.processes import Processes, running_pool, running_processes
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.protocol.messages import read_outputs
 
 PATIENCE_S = 10.0
 PROMPT = "Why is the sky blue?"
@@ -33,17 +33,18 @@ class Load:
     """One rate for one while, on a pool that runs."""
 
     def __init__(self, url: str, rate: float, seconds: float, label: str) -> None:
-        self._sender = redis.Redis.from_url(url)
-        self._reader = redis.Redis.from_url(url)
+        # Bare connections: on two cores the load must not be a load.
+        self._sender = redis.Redis.from_url(url, protocol=2).connection_pool.make_connection()
+        self._reader = redis.Redis.from_url(url, protocol=2).connection_pool.make_connection()
         self._keys = Keyspace()
         self._rate = rate
         self._label = label
         self._client = f"bench-{label}"
         self.count = int(rate * seconds)
-        self.sent_s: dict[str, float] = {}
+        self.sent_s: dict[bytes, float] = {}
         self.late_s: list[float] = []
-        self.first_s: dict[str, float] = {}
-        self.ends: dict[str, int] = {}
+        self.first_s: dict[bytes, float] = {}
+        self.ends: dict[bytes, int] = {}
         self._until_s = time.perf_counter() + seconds + PATIENCE_S
 
     def run(self) -> dict[str, Any]:
@@ -52,8 +53,8 @@ class Load:
         reading.start()
         self._send()
         reading.join()
-        self._sender.close()
-        self._reader.close()
+        self._sender.disconnect()
+        self._reader.disconnect()
         samples = sorted((self.first_s[name] - self.sent_s[name]) * 1e6 for name in self.first_s)
         late = sorted(self.late_s)
         return {
@@ -68,33 +69,48 @@ class Load:
         }
 
     def _send(self) -> None:
-        began_s, sent = time.perf_counter() + 0.2, 0
+        began_s, sent, unread = time.perf_counter() + 0.2, 0, 0
         while sent < self.count:
             wait_s = began_s + sent / self._rate - time.perf_counter()
             if wait_s > 0:
                 time.sleep(wait_s)
-            pipe = self._sender.pipeline(transaction=False)
+            commands = bytearray()
             now_s = time.perf_counter()
             while sent < self.count and began_s + sent / self._rate <= now_s:
-                request_id = f"{self._label}-{sent}"
+                name = f"{self._label}-{sent}"
                 self.late_s.append(now_s - began_s - sent / self._rate)
-                self.sent_s[request_id] = now_s
-                fields = {"id": request_id, "client": self._client, "prompt": PROMPT}
-                pipe.xadd(self._keys.ingress, {**fields, "max_tokens": "1"})
+                self.sent_s[name.encode()] = now_s
+                words = ("XADD", self._keys.ingress, "*", "id", name, "client", self._client)
+                words += ("prompt", PROMPT, "max_tokens", "1")
+                commands += hiredis.pack_command(words)  # type: ignore[arg-type]
                 sent += 1
-            pipe.execute()
+                unread += 1
+            self._sender.send_packed_command([bytes(commands)])
+            while unread and (unread > 100 or sent == self.count):
+                self._sender.read_response()  # of commands sent long ago: no waiting
+                unread -= 1
 
     def _read(self) -> None:
         stream, last = self._keys.out(self._client), b"0-0"
         while len(self.ends) < self.count and time.perf_counter() < self._until_s:
-            reply: Any = self._reader.xread({stream: last}, count=1000, block=500)
+            self._reader.send_command("XREAD", "COUNT", 1000, "BLOCK", 500, "STREAMS", stream, last)
+            reply: Any = self._reader.read_response()
             now_s = time.perf_counter()
-            for entry, values in reply[0][1] if reply else ():
+            for entry, flat in reply[0][1] if reply else ():
                 last = entry
-                for output in read_outputs(values):
-                    self.first_s.setdefault(output.id, now_s)
-                    if output.ends:
-                        self.ends[output.id] = self.ends.get(output.id, 0) + 1
+                for name, ended in _answered(flat):
+                    self.first_s.setdefault(name, now_s)
+                    if ended:
+                        self.ends[name] = self.ends.get(name, 0) + 1
+
+
+def _answered(flat: list[bytes]) -> list[tuple[bytes, bool]]:
+    """Return (id, whether it ended) of the outputs of an entry."""
+    row = dict(zip(flat[::2], flat[1::2], strict=True))
+    if b"step" not in row:
+        return [(row[b"id"], b"finish_reason" in row or b"code" in row)]
+    rows = json.loads(row[b"step"])
+    return [(one["id"].encode(), "finish_reason" in one or "code" in one) for one in rows]
 
 
 async def _rates(

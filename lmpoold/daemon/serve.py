@@ -96,8 +96,8 @@ async def serve(config: DaemonConfig) -> None:
         block_size=config.block_size,
         limits=Limits(longest, text.vocab_size),
     )
-    redis = open_redis(config.redis_url)
-    blocking = open_redis(config.redis_url, blocking=True)
+    redis = open_redis(config.redis_url, pool=config.pool)
+    blocking = open_redis(config.redis_url, pool=config.pool, blocking=True)
     calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, keys, calls)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -110,16 +110,24 @@ async def serve(config: DaemonConfig) -> None:
             loops.create_task(Parked(store, blocking, reader).run(stop), name="parked")
             loops.create_task(Sweeper(store, name).run(stop), name="sweep")
             log.info("ready", extra={"server": version, "pool": config.pool, "consumer": name})
-        if not await redis.xpending_range(
-            keys.ingress, INGRESS_GROUP, "-", "+", 1, consumername=name
-        ):
-            await redis.xgroup_delconsumer(keys.ingress, INGRESS_GROUP, name)
-        log.info("stopped", extra={"consumer": name})
+        await _leave(store, name)
     finally:
         await calls.close()
         await reads.close()
         await redis.aclose()
         await blocking.aclose()
+
+
+async def _leave(store: PoolStore, name: str) -> None:
+    """Leave the group; without a server the reaper forgets the consumer in a while."""
+    redis, stream = store.redis, store.keys.ingress
+    try:
+        if not await redis.xpending_range(stream, INGRESS_GROUP, "-", "+", 1, consumername=name):
+            await redis.xgroup_delconsumer(stream, INGRESS_GROUP, name)
+    except (RedisError, OSError) as error:
+        log.warning("left without a word", extra={"why": describe(error)})
+        return
+    log.info("stopped", extra={"consumer": name})
 
 
 async def _set_up(

@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
+from lmpoold.store.primary import MOVED
 
 _parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
 
@@ -48,7 +49,7 @@ class Lane(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         kind = getattr(getattr(redis, "connection_pool", None), "connection_class", None)
         # Anything else, a stand-in of the tests or a cluster's client, has no transport to take.
-        self._direct = getattr(kind, "__module__", "").startswith("redis.asyncio.")
+        self._direct = isinstance(kind, type) and issubclass(kind, links.AbstractConnection)
 
     async def execute(self, *words: str | bytes | int) -> Any:
         """Send one command; returns its reply, undecoded.
@@ -100,6 +101,9 @@ class Lane(asyncio.Protocol):
                     continue  # its caller was cancelled
                 if isinstance(reply, Exception):
                     waiting.set_exception(reply)
+                    if isinstance(reply, MOVED):
+                        self._drop(ServerLost(f"the pool's primary is elsewhere by now: {reply}"))
+                        return
                 else:
                     waiting.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:

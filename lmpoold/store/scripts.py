@@ -378,9 +378,9 @@ class PoolStore:
         reply = await self.call("step", len(said), *said, *changed)
         return int(reply.split()[1])
 
-    async def heartbeat(self, rank: int, epoch: str, ttl_ms: int) -> None:
+    async def heartbeat(self, rank: int, epoch: str, ttl_ms: int, version: int = 0) -> None:
         """Stay alive for another `ttl_ms`; Stale if the rank was fenced."""
-        await self.call("heartbeat", rank, epoch, ttl_ms)
+        await self.call("heartbeat", rank, epoch, ttl_ms, version)
 
     async def page(self, name: str) -> list[str]:
         """Return a line a rank that holds the block named `name`."""

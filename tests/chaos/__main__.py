@@ -74,7 +74,7 @@ def main(
     kinds = list(WORKERS) if worker == "both" else [worker]
     click.echo(f"seed {seed}")
     good = True
-    for kind in kinds:
+    for leg, kind in enumerate(kinds):
         began_s = time.monotonic()
 
         def say(text: str, kind: str = kind, began_s: float = began_s) -> None:
@@ -85,7 +85,7 @@ def main(
             keep.mkdir(parents=True, exist_ok=True)
         plan = Plan(
             worker=kind,
-            seed=seed,
+            seed=seed + leg,
             seconds=seconds / len(kinds),
             per_s=per_s or {"paper": 8.0, "tiny": 4.0}[kind],
             every_s=every_s,

@@ -60,6 +60,7 @@ class Askers:
         self._names.append(self._library._client)
         self._readers: list[asyncio.Task[None]] = []
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
+        self._closing = False
         self._ended: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.outputs: dict[str, list[Output]] = defaultdict(list)
         self.told: dict[str, list[Output]] = defaultdict(list)
@@ -74,6 +75,7 @@ class Askers:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self._closing = True  # redis-py may turn a cancellation into a lost connection
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -172,7 +174,7 @@ class Askers:
 
     async def _read(self, name: str) -> None:
         stream, last = KEYS.out(name), b"0-0"
-        while True:
+        while not self._closing:
             try:
                 reply: Any = await self._blocking.xread({stream: last}, count=500, block=1000)
             except (RedisError, OSError):

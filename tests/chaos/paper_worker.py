@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import click
@@ -20,9 +21,8 @@ from lmpoold.shell.observe import log_to_stderr
 from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
 from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.precision import dtype_bytes
-from workers.core.batch import Batch
+from workers.core.batch import Batch, Chunk, Sampled
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Drawn
 from workers.daemon.membership import Pool, identity
 from workers.daemon.serve import Equipment, serve
 from workers.daemon.settings import WorkerConfig
@@ -32,31 +32,45 @@ LETTERS = 200
 
 
 class PaperPlant:
-    """Writes token ids where a model would write K and V, and reads them where it would attend."""
+    """Writes token ids where a model would write K and V, and reads them where it would attend.
+
+    A batch is computed when it is launched, as on a device that works in order; what it drew is
+    told when it is collected.
+    """
 
     def __init__(self, blocks: int, block_size: int, step_s: float) -> None:
         self._slots = [[-1] * block_size for _ in range(blocks)]
         self._size = block_size
         self._step_s = step_s
+        self._drawn: list[int] = []
+        self._under_way: deque[list[int]] = deque()
 
-    def run(self, batch: Batch) -> list[Drawn]:
-        """Return a token for each chunk that samples."""
-        drawn = []
+    def launch(self, batch: Batch) -> None:
+        """Write every chunk's tokens, then draw for each that samples."""
+        before = self._drawn
         for chunk in batch.rows:
             sequence = chunk.sequence
             for place in range(max(chunk.start, chunk.write_from), chunk.start + chunk.length):
+                token = sequence.tokens[place] if chunk.after is None else before[chunk.after]
                 block = sequence.block_table[place // self._size]
-                self._slots[block][place % self._size] = sequence.tokens[place]
-        for chunk in batch.samples:
-            sequence, length = chunk.sequence, chunk.start + chunk.length
-            read = [
-                self._slots[sequence.block_table[place // self._size]][place % self._size]
-                for place in range(length)
-            ]
-            word = f"{sequence.sampling.seed if sequence.sampling.temperature else ''}{read}"
-            drawn.append(Drawn(1 + xxhash.xxh3_64_intdigest(word.encode()) % LETTERS))
+                self._slots[block][place % self._size] = token
+        self._drawn = [self._draw(chunk) for chunk in batch.samples]
+        self._under_way.append(self._drawn)
+
+    def collect(self) -> Sampled:
+        """Return what the oldest batch under way drew, after the time of a step."""
         time.sleep(self._step_s)
-        return drawn
+        drawn = self._under_way.popleft()
+        return Sampled(tokens=drawn, logprobs=[None] * len(drawn))
+
+    def _draw(self, chunk: Chunk) -> int:
+        sequence, sampling = chunk.sequence, chunk.sequence.sampling
+        read = [
+            self._slots[sequence.block_table[place // self._size]][place % self._size]
+            for place in range(chunk.start + chunk.length)
+        ]
+        word = f"{sampling.seed if sampling.temperature else ''}{read}"
+        return 1 + xxhash.xxh3_64_intdigest(word.encode()) % LETTERS
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -70,7 +84,7 @@ def decode(ids: Sequence[int]) -> str:
 @click.option("--blocks", default=300)
 @click.option("--step-ms", default=4.0)
 def main(redis_url: str, rank: int, blocks: int, step_ms: float) -> None:
-    """Serve rank RANK without a model."""
+    """Serve rank RANK without a model; every second rank chooses batches ahead."""
     log_to_stderr("info")
     folder = resolve(MODEL, cache=cache_root(os.environ))
     mark = fingerprint(folder)
@@ -94,6 +108,7 @@ def main(redis_url: str, rank: int, blocks: int, step_ms: float) -> None:
         rank=rank,
         max_num_seqs=32,
         max_batched_tokens=256,
+        lookahead=rank % 2,  # both ways of the engine, in one pool
     )
     uvloop.run(serve(config, build))
 

@@ -13,7 +13,7 @@ from lmpoold.store.scripts import PoolStore
 from tests.chaos.leftovers import Picture
 
 KEYS = Keyspace()
-SNAPSHOT_S = 10.0
+SNAPSHOT_S = 5.0
 
 
 async def take_picture(redis: Redis, ranks: Sequence[int]) -> Picture:

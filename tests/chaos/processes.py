@@ -22,12 +22,14 @@ class Child:
 
     Attributes:
         deaths: exit codes of processes that ended without being killed by the harness.
+        codes: exit codes of all that ended.
     """
 
     def __init__(self, name: str, argv: tuple[str, ...], link: Link, log: Path) -> None:
         self.name = name
         self.link = link
         self.deaths: list[int] = []
+        self.codes: list[int] = []
         self._argv = (sys.executable, "-m", *argv, "--redis-url", link.url)
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -52,6 +54,7 @@ class Child:
                     *self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
             code = await self._process.wait()
+            self.codes.append(code)
             if not self._expected:
                 self.deaths.append(code)
                 await asyncio.sleep(REST_S)

@@ -17,9 +17,9 @@ def test_the_short_seed_holds_each_kind_of_death():
     assert {"hold", "hole", "forge", "function flush"} <= kinds
 
 
+@pytest.mark.bar(2, 25, 27, 37, 52)
 @pytest.mark.timeout(120)
 async def test_a_pool_under_faults_loses_repeats_changes_and_keeps_nothing():
-    """bar 2, bar 25, bar 27, bar 37: everything comes back, every answer once, no load left."""
     outcome = await run(SHORT, print)
     print(table(outcome))
     assert outcome.verdict.faults == dict.fromkeys(outcome.verdict.faults, 0)

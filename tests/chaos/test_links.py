@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.client import PoolClient
 from lmpoold.protocol.keys import Keyspace
@@ -79,8 +80,15 @@ async def test_a_blocking_read_into_a_hole_ends_and_the_next_one_works(link, poo
     await pool.ask("a", PROMPT)
     assert len(await inbox.read(1, 1000)) == 1
     await client.aclose()
+    plain = open_redis(link.url, blocking=True)
+    await plain.ping()
+    link.hole()
+    with pytest.raises(ServerSlow):
+        await plain.blpop(["nothing"], timeout=1)
+    await plain.aclose()
 
 
+@pytest.mark.bar(7)
 async def test_a_step_that_the_network_delivers_again_changes_nothing(link, pool):
     epoch = await pool.join(0)
     client = open_redis(link.url)

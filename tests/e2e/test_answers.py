@@ -66,6 +66,7 @@ socket.on("data", () => socket.end());
         assert len(await running.answer("from-node")) == 3
 
 
+@pytest.mark.bar(42, 44)
 async def test_bad_entries_get_one_error_each_and_the_pool_goes_on(pool):
     bad: dict[str, tuple[dict[str, str | bytes], str]] = {
         "over-long": ({"prompt": "x" * 5000}, "context_length_exceeded"),
@@ -125,6 +126,7 @@ async def test_the_client_refuses_what_cannot_be_read_before_sending_it(pool):
             await running.client.generate(prompt="x" * 5000)
 
 
+@pytest.mark.bar(25, 39)
 async def test_cancelling_frees_the_blocks_at_once(pool):
     async with pool() as running:
         request = await running.client.submit(prompt="Tell me", max_tokens=1500, ignore_eos=True)
@@ -142,6 +144,7 @@ async def test_cancelling_frees_the_blocks_at_once(pool):
         assert row.reserved == 0
 
 
+@pytest.mark.bar(39)
 async def test_leaving_a_stream_early_cancels_its_request(pool):
     async with pool() as running:
         request = await running.client.submit(prompt="Tell me", max_tokens=1500, ignore_eos=True)
@@ -198,6 +201,7 @@ async def test_the_demo_model_answers_the_pool_as_it_answers_transformers(pool):
     assert cold.text == hit.text == text.decode(expected)
 
 
+@pytest.mark.bar(40)
 async def test_streamed_text_equals_the_text_of_all_tokens(pool):
     text = text_model(TINY)
     prompts = ["日本語のテキスト、漢字かな交じり文。", "👩‍👩‍👧 🇩🇪 emoji ✨", "déjà vu — naïve"]
@@ -247,6 +251,7 @@ async def test_logprobs_name_the_token_and_its_rivals(pool):
             assert logprobs["top"][0][2] == logprobs["logprob"] <= 0
 
 
+@pytest.mark.bar(15)
 async def test_a_worker_of_another_model_is_refused_with_the_field_that_differs(pool):
     import sys
 

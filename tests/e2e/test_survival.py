@@ -37,6 +37,7 @@ async def ask(client, number: int):
     return await client.generate(tokens=[7 + number] * 30 + [3], max_tokens=300, ignore_eos=True)
 
 
+@pytest.mark.bar(37)
 async def test_requests_of_a_killed_worker_go_on_elsewhere_without_a_token_lost_or_repeated(pool):
     async with pool(MODEL, workers=1, options=("--blocks", "300")) as running:
         undisturbed = [await ask(running.client, number) for number in range(4)]
@@ -73,6 +74,7 @@ async def test_entries_of_a_killed_lmpoold_are_answered_by_the_next_one(pool):
             other.wait()
 
 
+@pytest.mark.bar(10, 27)
 async def test_a_stopped_worker_is_fenced_and_joins_again_with_its_cache(pool):
     async with pool(MODEL, options=("--blocks", "300")) as running:
         first = await ask(running.client, 0)

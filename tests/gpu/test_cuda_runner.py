@@ -64,7 +64,7 @@ class Loop:
             **build,
         )
         self.ahead = ahead
-        self.free = list(range(blocks))
+        self.free = list(range(min(self.pool.num_blocks, 1000)))
         random.Random(5).shuffle(self.free)
         self.before: list[Running] = []
         self.flight = None

@@ -114,6 +114,7 @@ def test_no_part_uses_what_only_some_servers_have(name):
     assert re.findall(r"\b(?:cmsgpack|bit|struct)\s*\.|redis\.sha1hex", code_of(name)) == []
 
 
+@pytest.mark.bar(13)
 @pytest.mark.parametrize("name", PARTS)
 def test_no_part_walks_the_keyspace_or_flushes_it(name):
     commands = set(re.findall(r"call(?:\(|, )'([A-Z]+)'", code_of(name)))

@@ -100,6 +100,7 @@ async def test_a_repeated_step_is_written_once(pool):
     assert [output.token for output in await pool.answers("a")] == [11, 12]
 
 
+@pytest.mark.bar(7)
 async def test_a_step_that_arrives_again_after_later_ones_is_not_written(pool):
     epoch = await pool.join(0)
     await running(pool)
@@ -139,6 +140,7 @@ async def test_an_end_is_state_acknowledgement_removal_and_record_in_one(pool):
     ]
 
 
+@pytest.mark.bar(25)
 async def test_an_end_gives_the_reservation_back_if_no_report_did(pool):
     await pool.join(0)
     dispatch = await running(pool)

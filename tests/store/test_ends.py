@@ -97,6 +97,7 @@ async def test_a_living_pool_has_nothing_to_reap(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(12, 37)
 async def test_a_silent_rank_is_taken_down_and_its_requests_move(pool):
     await pool.join(0)
     await pool.report(0, puts=pages_of(PROMPT))
@@ -207,6 +208,7 @@ async def test_a_worker_that_leaves_in_good_order_or_made_progress_blames_nobody
 # --- reap: consumers
 
 
+@pytest.mark.bar(12)
 async def test_the_consumer_of_a_dead_lmpoold_goes_once_it_holds_nothing(pool):
     redis, keys = pool.store.redis, pool.store.keys
     entry = await pool.send(prompt="x", id="a")  # read by d0
@@ -222,6 +224,7 @@ async def test_the_consumer_of_a_dead_lmpoold_goes_once_it_holds_nothing(pool):
 # --- reap: reservations
 
 
+@pytest.mark.bar(25)
 async def test_a_reservation_nobody_took_ends_with_its_time(pool):
     await pool.set(resv_ttl_ms=-1000)
     await pool.join(0)

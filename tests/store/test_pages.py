@@ -3,7 +3,9 @@
 import pytest
 
 from lmpoold.protocol.errors import Conflict, ProtocolError, Stale
+from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import Counts
+from lmpoold.store.scripts import delta_args, emit_args
 from tests.store.pool import everything, names, pages_of
 
 PROMPT = list(range(24))
@@ -51,6 +53,7 @@ async def test_a_version_may_skip_numbers_but_not_states(pool):
     assert await delta(pool, 7, 8) == 8
 
 
+@pytest.mark.bar(7)
 async def test_a_repeated_delta_writes_nothing_and_counts_as_done(pool):
     await pool.join(0)
     await delta(pool, 0, 1, puts=pages_of(PROMPT))
@@ -59,6 +62,7 @@ async def test_a_repeated_delta_writes_nothing_and_counts_as_done(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(6)
 async def test_a_delta_that_skips_a_state_names_the_version_held_and_writes_nothing(pool):
     await pool.join(0)
     before = await everything(pool.store)
@@ -66,6 +70,7 @@ async def test_a_delta_that_skips_a_state_names_the_version_held_and_writes_noth
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(8, 12)
 @pytest.mark.parametrize("call", ["delta", "swap"])
 async def test_an_older_epoch_publishes_nothing(pool, call):
     old = await pool.join(0)
@@ -91,6 +96,7 @@ async def test_a_fenced_rank_publishes_nothing(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(8)
 async def test_a_rank_that_never_joined_reports_nothing(pool):
     with pytest.raises(Conflict, match="never joined"):
         await delta(pool, 0, 1, epoch="1")
@@ -131,10 +137,13 @@ async def test_an_admitted_request_gives_its_reservation_back_once(pool):
     assert (await pool.row(0)).reserved == 7
 
 
+@pytest.mark.bar(27)
 async def test_a_reservation_of_another_attempt_is_not_given_back(pool):
     await pool.join(0)
     await pool.ask("a", PROMPT)
-    await pool.report(0, admitted=["a.1", "z.0"])
+    for stranger in ("a.1", "z.0"):
+        with pytest.raises(Stale):
+            await pool.store.delta(0, pool.epochs[0], 0, 1, COUNTS, admitted=[stranger], puts={})
     assert (await pool.row(0)).reserved == 7
 
 
@@ -200,6 +209,7 @@ async def test_a_stage_that_expired_is_refused(pool):
         await pool.store.call("swap", 0, epoch, 2, str(COUNTS), 0)
 
 
+@pytest.mark.bar(6, 7)
 async def test_an_older_snapshot_does_not_undo_a_later_delta(pool):
     await pool.join(0)
     await delta(pool, 0, 5, puts=pages_of(PROMPT))
@@ -245,3 +255,37 @@ async def test_nobody_is_woken_without_room_or_without_anybody_parked(pool):
     await pool.ask("a", PROMPT)
     await delta(pool, 2, 3, counts=Counts(0, 0, 0, 0, 0))
     assert await pool.store.redis.llen(pool.store.keys.wake) == 0
+
+
+# --- a server that forgot
+
+
+async def test_a_request_that_the_pool_gave_to_nobody_is_not_reported_nor_answered(pool):
+    await pool.join(0)
+    before = await everything(pool.store)
+    with pytest.raises(Stale, match=r"gave x\.0 to nobody"):
+        await pool.report(0, admitted=["x.0"])
+    pool.versions[0] -= 1
+    said = emit_args(0, pool.epochs[0], 1, {"c": [Output("x", 0, 7, "t")]}, [])
+    counts = Counts(1, 0, 0, 0, 1)
+    changed = delta_args(0, pool.epochs[0], 0, 1, counts, ["x.0"], {}, [])
+    with pytest.raises(Stale):
+        await pool.store.step(said, changed)
+    assert await everything(pool.store) == before
+
+
+async def test_a_step_behind_a_gap_says_nothing(pool):
+    await pool.join(0)
+    before = await everything(pool.store)
+    said = emit_args(0, pool.epochs[0], 5, {"c": [Output("x", 3, 7, "t")]}, [])
+    changed = delta_args(0, pool.epochs[0], 4, 5, Counts(1, 0, 0, 0, 1), [], {}, [])
+    assert await pool.store.step(said, changed) == 0
+    assert await everything(pool.store) == before
+
+
+async def test_a_heartbeat_that_knows_of_later_reports_than_the_server_fences_its_worker(pool):
+    epoch = await pool.join(0)
+    await pool.report(0)
+    await pool.store.heartbeat(0, epoch, 60_000, 1)
+    with pytest.raises(Stale, match="forgot reports up to version 2"):
+        await pool.store.heartbeat(0, epoch, 60_000, 2)

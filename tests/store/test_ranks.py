@@ -32,6 +32,7 @@ async def test_a_joined_rank_is_up_and_its_claim_has_an_end(pool):
     assert 0 < await pool.store.redis.pttl(pool.store.keys.alive(3)) <= LONG_MS
 
 
+@pytest.mark.bar(15)
 @pytest.mark.parametrize("field", sorted(IDENTITY.to_fields()))
 async def test_a_worker_that_differs_is_refused_by_the_field_and_writes_nothing(pool, field):
     before = await everything(pool.store)
@@ -41,6 +42,7 @@ async def test_a_worker_that_differs_is_refused_by_the_field_and_writes_nothing(
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(15)
 async def test_the_first_worker_settles_the_weights_and_others_must_agree(pool):
     await pool.join(0)
     assert (await pool.store.cfg())["weights"] == "w0"
@@ -90,6 +92,7 @@ async def test_an_epoch_grows_even_when_the_clock_was_set_back(pool):
     assert await pool.join(0) == "4102444800001"
 
 
+@pytest.mark.bar(10, 12)
 async def test_a_new_epoch_forgets_pages_and_reservations_and_parks_requests(pool):
     first = await pool.join(0)
     await pool.report(0, puts=pages_of(PROMPT))

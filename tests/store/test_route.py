@@ -44,6 +44,7 @@ async def test_a_prompt_that_leaves_room_in_its_last_block_needs_no_more(pool):
     assert (await pool.ask("a", PROMPT[:15])).need == 4
 
 
+@pytest.mark.bar(21)
 async def test_a_busy_owner_of_the_prefix_is_passed_over(pool):
     await pool.join(0)
     await pool.join(1)
@@ -53,6 +54,7 @@ async def test_a_busy_owner_of_the_prefix_is_passed_over(pool):
     assert await reason(pool, "a") == "load_outweighs_prefix"
 
 
+@pytest.mark.bar(24)
 async def test_a_shorter_prefix_on_an_idler_rank_may_win(pool):
     await pool.join(0)
     await pool.join(1)
@@ -81,6 +83,7 @@ async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
     assert second == "1 7 2 32 0 300 304 worse"
 
 
+@pytest.mark.bar(44)
 async def test_a_prompt_without_a_complete_block_goes_by_load(pool):
     await pool.join(0)
     await pool.join(1)
@@ -90,6 +93,7 @@ async def test_a_prompt_without_a_complete_block_goes_by_load(pool):
     assert await reason(pool, "a") == "no_complete_block"
 
 
+@pytest.mark.bar(23)
 async def test_equal_ranks_share_a_run_of_requests(pool):
     for rank in range(3):
         await pool.join(rank, blocks=1000)
@@ -102,6 +106,7 @@ async def test_equal_ranks_share_a_run_of_requests(pool):
     assert used == {0, 1, 2}
 
 
+@pytest.mark.bar(21, 23)
 async def test_a_burst_in_one_call_spreads_by_its_own_reservations(pool):
     for rank in range(4):
         await pool.join(rank, blocks=1000)
@@ -129,6 +134,7 @@ async def test_a_candidate_that_never_joined_is_passed_over(pool):
 # --- who is no candidate
 
 
+@pytest.mark.bar(4)
 @pytest.mark.parametrize("how", ["silent", "reaped", "given back", "draining"])
 async def test_a_rank_that_is_not_up_is_not_chosen_for_its_prefix(pool, how):
     epoch = await pool.join(0)
@@ -146,6 +152,7 @@ async def test_a_rank_that_is_not_up_is_not_chosen_for_its_prefix(pool, how):
     assert (await pool.ask("a", PROMPT)).rank == 1
 
 
+@pytest.mark.bar(4)
 async def test_an_alive_key_of_another_epoch_does_not_make_a_rank_live(pool):
     await pool.join(0)
     await pool.store.redis.set(pool.store.keys.alive(0), "1", px=60_000)
@@ -206,6 +213,7 @@ async def test_a_retry_without_room_changes_nothing(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(30)
 async def test_past_the_parked_bound_a_request_is_overloaded_at_once(pool):
     await pool.set(max_parked=1)
     await pool.ask("a", PROMPT)

@@ -189,6 +189,7 @@ def longest_byte_run(name: str, ids: list[int]) -> int:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
+@pytest.mark.bar(40)
 def test_the_pieces_joined_are_the_text_of_all_tokens(name: str, data: st.DataObject):
     ids = data.draw(token_ids(name))
     if longest_byte_run(name, ids) < MAX_RUN_TOKENS:
@@ -212,6 +213,7 @@ def test_any_bytes_come_out_as_the_decoder_shows_them(name: str, raw: bytes):
 
 @pytest.mark.parametrize("name", ["trained_byte_level", "byte_level"])
 @given(text=st.text(max_size=40) | st.just(CORPUS))
+@pytest.mark.bar(40)
 def test_text_split_inside_its_characters_comes_out_whole(name: str, text: str):
     raw = text.encode("utf-8", "replace")
     ids = byte_ids(name, raw) if name == "byte_level" else TOKENIZERS[name].encode(text).ids

@@ -41,11 +41,13 @@ def test_a_domain_root_is_what_it_always_was(domain):
     assert domain_root(*domain) == GOLDEN_ROOTS[domain]
 
 
+@pytest.mark.bar(17)
 @pytest.mark.parametrize("domain", GOLDEN_CHAINS)
 def test_a_chain_is_what_it_always_was(domain):
     assert chain_hashes(TOKENS, 4, domain_root(*domain)) == GOLDEN_CHAINS[domain]
 
 
+@pytest.mark.bar(16)
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
 def test_another_interpreter_gives_the_same_names(seed):
     program = (
@@ -62,6 +64,7 @@ def test_another_interpreter_gives_the_same_names(seed):
     assert tuple(out.split()) == chain_hashes(TOKENS, 4, domain_root("model-a", 4, "tenant"))
 
 
+@pytest.mark.bar(17)
 def test_domains_that_differ_in_one_part_share_no_name():
     domains = [
         ("model-a", 4, ""),
@@ -75,11 +78,13 @@ def test_domains_that_differ_in_one_part_share_no_name():
 
 
 @given(st.text(), st.text(), st.text(), st.text())
+@pytest.mark.bar(18)
 def test_no_two_domains_spell_the_same_bytes(model, salt, other_model, other_salt):
     same = (model, salt) == (other_model, other_salt)
     assert (domain_root(model, 4, salt) == domain_root(other_model, 4, other_salt)) is same
 
 
+@pytest.mark.bar(18)
 def test_a_salt_that_spells_another_tag_is_still_a_salt():
     forged = domain_root("m;salt=1:x", 4, "")
     assert forged != domain_root("m", 4, "x")

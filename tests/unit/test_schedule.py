@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lmpoold.protocol.hashing import chain_hashes
 from tests.unit.schedule_worker import (
     PROMPT,
@@ -89,6 +91,7 @@ def test_generated_blocks_are_found_by_the_next_turn():
     assert rows(worker.step()) == [("b", 16, 4)]
 
 
+@pytest.mark.bar(20)
 def test_equal_prompts_arriving_together_compute_their_prefix_once():
     worker = Worker(40)
     worker.add(*(request(f"r{n}", PROMPT, arrival=n, max_tokens=1) for n in range(4)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -149,6 +150,7 @@ TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.bar(52)
 @given(seed=st.integers(0, 2**32), lookahead=st.integers(0, 1))
 def test_a_crowd_in_a_small_pool_gets_its_undisturbed_answers(seed: int, lookahead: int):
     """The same walk, denser: most steps are short of blocks, many preempt, siblings wait."""

@@ -66,6 +66,7 @@ def test_a_number_that_is_none_is_a_decode_error():
         read_rank_row(LINE.replace("free=20", "free=lots"))
 
 
+@pytest.mark.bar(45)
 def test_the_hit_rate_is_a_ratio_of_sums_and_unknown_before_the_first_request():
     assert ROW.hit_rate == 0.25
     assert read_rank_row(LINE.replace("prompt_tokens=80", "prompt_tokens=0")).hit_rate is None

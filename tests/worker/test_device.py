@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -53,3 +56,14 @@ def test_one_that_is_not_there_is_refused_with_the_cure(gpus, count, built, want
     gpus(count, built)
     with pytest.raises(ConfigError, match=words):
         choose_device(wanted, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
+@pytest.mark.timeout(120)
+def test_the_command_ends_with_one_line_and_code_2_before_it_looks_for_a_server():
+    argv = [sys.executable, "-m", "workers", "--redis-url", "unix:///nowhere", "--device", "cuda:0"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lmpool-worker: device cuda:0: torch ")
+    assert done.stderr.endswith("start with --device cpu\n")
+    assert done.stderr.count("\n") == 1

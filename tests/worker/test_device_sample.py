@@ -37,7 +37,9 @@ def draw(request):
 
     def get(vocab: int, rows: int) -> DeviceSampler:
         device = "cpu" if request.param == "torch" else DEVICE
-        return samplers.setdefault((vocab, rows), DeviceSampler(vocab, rows, device))
+        if (vocab, rows) not in samplers:
+            samplers[vocab, rows] = DeviceSampler(vocab, rows, device)
+        return samplers[vocab, rows]
 
     def run(logits: torch.Tensor, rows: list[SamplingRow], points=None) -> list[int]:
         sampler = get(logits.shape[1], max(8, len(rows)))

@@ -214,6 +214,7 @@ def test_after_preemption(drive, expect):
     assert any(batch.preempted for batch in driver.plant.batches)
 
 
+@pytest.mark.bar(30)
 def test_after_reclaim_in_a_pool_too_small_for_the_load(drive, expect):
     driver = drive(blocks=10)
     for seed in range(6):

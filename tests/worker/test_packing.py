@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from workers.model.batch import Row, build_step
-from workers.model.packing import Layout, StepSize, size_of
+from workers.model.graphs import buckets_up_to
+from workers.model.packing import Layout, StepSize, largest_step, size_of
 
 TILE = 8
 BLOCK = 4
@@ -43,7 +44,8 @@ def pack(rows, room=None):
     layout = Layout(
         room or size_of(rows, tile=TILE), tile=TILE, block_size=BLOCK, trash_block=TRASH
     )
-    numbers = np.full(layout.fixed + 200, 12345, np.int32)
+    blocks = sum(len(row.block_table) for row in rows)
+    numbers = np.full(layout.fixed + blocks, 12345, np.int32)
     used = layout.fill(numbers, rows)
     return layout.views(torch.from_numpy(numbers)), used - layout.fixed
 
@@ -140,3 +142,31 @@ def test_more_blocks_than_the_buffer_holds_are_refused():
     layout = Layout(size_of(rows, tile=TILE), tile=TILE, block_size=BLOCK, trash_block=TRASH)
     with pytest.raises(ValueError, match="do not fit 0"):
         layout.fill(np.zeros(layout.fixed, np.int32), rows)
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "max_tokens", "max_model_len"),
+    [(256, 2048, 4096), (64, 64, 512), (8, 3, 100), (2, 1000, 128)],
+)
+def test_the_largest_step_holds_every_token_in_rows_that_sample_and_write_nothing(
+    max_rows, max_tokens, max_model_len
+):
+    rows = largest_step(
+        max_rows=max_rows, max_tokens=max_tokens, max_model_len=max_model_len, block=5
+    )
+    lengths = [len(row.tokens) for row in rows]
+    assert sum(lengths) == max_tokens
+    assert lengths == sorted(lengths)
+    assert lengths[0] >= 1
+    assert lengths[-1] <= max_model_len
+    assert len(rows) == max(min(max_rows, max_tokens), -(-max_tokens // max_model_len))
+    step, _ = pack(rows)
+    assert (step.slots >= TRASH * BLOCK).all()
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(1, (1,)), (3, (1, 2, 3)), (4, (1, 2, 4)), (8, (1, 2, 4, 8)), (9, (1, 2, 4, 8))],
+)
+def test_buckets_end_at_the_most_there_may_be(most, expected):
+    assert buckets_up_to((1, 2, 4, 8), most) == expected

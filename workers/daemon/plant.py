@@ -51,36 +51,45 @@ class PlantConfig:
 
 
 class ModelPlant:
-    """A model on its paged pool. Built anywhere, then used by the engine's thread alone."""
+    """A model on its paged pool. Built anywhere, then used by the engine's thread alone.
+
+    Attributes:
+        runner: what computes.
+    """
 
     def __init__(self, runner: Runner) -> None:
         """Run `runner`."""
-        self._runner = runner
+        self.runner = runner
         self._under_way: deque[InFlight] = deque()
 
     def launch(self, batch: Batch) -> None:
         """Start to compute a batch, and to draw a token for each chunk that samples."""
-        rows, sampling = [], []
-        for chunk in batch.rows:
-            sequence, start, after = chunk.sequence, chunk.start, chunk.after
-            known = sequence.tokens[start : start + chunk.length]
-            rows.append(
-                Row(
-                    tokens=known if after is None else UNKNOWN,
-                    start=start,
-                    block_table=sequence.block_table,
-                    write_from=chunk.write_from,
-                    samples=chunk.samples,
-                    after=after,
-                )
-            )
-            if chunk.samples:
-                sampling.append(SamplingRow(sampling=sequence.sampling, index=chunk.output_index))
-        self._under_way.append(self._runner.launch(rows, sampling))
+        self._under_way.append(self.runner.launch(*rows_of(batch)))
 
     def collect(self) -> Sampled:
         """Return what the oldest batch launched and not collected drew, waiting for it."""
         return self._under_way.popleft().result()
+
+
+def rows_of(batch: Batch) -> tuple[list[Row], list[SamplingRow]]:
+    """Return a batch as a runner takes it; block tables are the sequences' own."""
+    rows, sampling = [], []
+    for chunk in batch.rows:
+        sequence, start, after = chunk.sequence, chunk.start, chunk.after
+        known = sequence.tokens[start : start + chunk.length]
+        rows.append(
+            Row(
+                tokens=known if after is None else UNKNOWN,
+                start=start,
+                block_table=sequence.block_table,
+                write_from=chunk.write_from,
+                samples=chunk.samples,
+                after=after,
+            )
+        )
+        if chunk.samples:
+            sampling.append(SamplingRow(sampling=sequence.sampling, index=chunk.output_index))
+    return rows, sampling
 
 
 def build_plant(config: PlantConfig, progress: Progress) -> tuple[ModelPlant, LoadedModel, KVPool]:

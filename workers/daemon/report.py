@@ -43,6 +43,12 @@ class Backlog:
     dels: dict[PrefixHash, None] = field(default_factory=dict)
     snapshot: dict[PrefixHash, PageEntry] | None = None
 
+    @property
+    def still_running(self) -> list[str]:
+        """The tickets admitted whose requests have not ended in the same backlog."""
+        over = {f"{end.id}.{end.attempt}" for end in self.ended}
+        return [ticket for ticket in self.admitted if ticket not in over]
+
     def add(self, report: StepReport) -> None:
         """Merge a later report in: of a put and a del of one hash, the later counts."""
         self.counts = report.counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from lmpoold.protocol.errors import LMPoolError
+from lmpoold.protocol.errors import LMPoolError, Stale
 from lmpoold.store.scripts import PoolStore, delta_args, emit_args
 from workers.daemon.engine import Engine, Reset
 from workers.daemon.report import Backlog, StepReport
@@ -31,6 +31,11 @@ class Reporter:
         self._step = 0
         self._version = 0
 
+    @property
+    def version(self) -> int:
+        """The last report of this epoch that the server acknowledged."""
+        return self._version
+
     def post(self, report: StepReport | None) -> None:
         """Take a report, on the engine's thread; None says that the thread has ended."""
         self._arrived.append(report)
@@ -48,7 +53,7 @@ class Reporter:
         """Wait for a report and send what there is; after a lost connection, send it again.
 
         Raises:
-            Stale: the rank was fenced.
+            Stale: the rank was fenced, or the server forgot what it had acknowledged.
             EngineFailed: the engine's thread is gone.
         """
         if self._sending is None:
@@ -90,12 +95,15 @@ class Reporter:
         )
         if sending.outputs or sending.ended:
             said = emit_args(self._rank, self._epoch, self._step, sending.outputs, sending.ended)
-            self._version = await self._store.step(said, change)
+            held = await self._store.step(said, change)
         else:
             reply = await self._store.call("delta", *change)
-            self._version = int(reply.split()[1])
-        if self._version != version:
-            self._backlog.admitted += sending.admitted
+            held = int(reply.split()[1])
+        if held < self._version:
+            raise Stale(f"the server forgot reports {held + 1} to {self._version}")
+        self._version = held
+        if held != version:
+            self._backlog.admitted += sending.still_running
             engine.tell(Reset(self._epoch, forget=False))
 
     async def _send_snapshot(self, sending: Backlog) -> None:
@@ -112,4 +120,4 @@ class Reporter:
         version = self._version + 1
         await self._store.swap(self._rank, self._epoch, version, sending.counts, pages)
         self._version = version
-        self._backlog.admitted += sending.admitted
+        self._backlog.admitted += sending.still_running

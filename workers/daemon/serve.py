@@ -67,8 +67,8 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     # late, and every token with it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = stop_on_signals()
-    redis = open_redis(config.redis_url)
-    blocking = open_redis(config.redis_url, blocking=True)
+    redis = open_redis(config.redis_url, pool=config.pool)
+    blocking = open_redis(config.redis_url, pool=config.pool, blocking=True)
     calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
@@ -200,6 +200,7 @@ class _Worker:
             self._store.keys,
             self._config.rank,
             epoch,
+            version=lambda: self._reporter.version,
             on_fenced=on_fenced,
         )
         keys, rank = self._store.keys, self._config.rank

@@ -200,7 +200,8 @@ class CudaRunner:
         for size in reversed(tokens):
             progress("capture graphs", done, total)
             prefills = min(self._max_rows, size)
-            tiles = -(-size // TILE) + prefills
+            # one more for each row's rest; empty ones cost time, so not for the most rows there are
+            tiles = -(-size // TILE) + max(4, size // (2 * TILE))
             room = StepSize(tokens=size, rows=prefills, decodes=0, tiles=tiles)
             self._prefills.insert(0, self._capture_tokens(capturer, room))
             room = StepSize(tokens=size, rows=prefills, decodes=prefills, tiles=tiles)

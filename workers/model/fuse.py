@@ -25,6 +25,7 @@ from workers.model.decoder import PlainDecoder
 from workers.model.kv import KVPool, LayerKV
 from workers.model.triton.backend import HEAD_DIMS, TritonBackend, TritonPlan
 from workers.model.triton.pointwise import add_norm, gate
+from workers.model.triton.product import product
 from workers.model.triton.write import rope_write
 
 KNOWN_LAYERS = (
@@ -99,7 +100,7 @@ class FusedLayer:
         Returns: `[T, hidden]`, to be added to `residual`.
         """
         step = plan.step
-        qkv = linear(add_norm(delta, residual, *self._norm), *self._qkv)
+        qkv = product(add_norm(delta, residual, *self._norm), *self._qkv)
         rope_write(
             qkv,
             self._norms,
@@ -113,9 +114,9 @@ class FusedLayer:
         width = self._heads * self._head_dim
         q = qkv[:, :width].view(-1, self._heads, self._head_dim)
         attended = self._backend.read(q, self.kv, plan, self._scale)
-        delta = linear(attended.view(-1, width), *self._o)
-        both = linear(add_norm(delta, residual, *self._norm_after), *self._gate_up)
-        return linear(gate(both), *self._down)
+        delta = product(attended.view(-1, width), *self._o)
+        both = product(add_norm(delta, residual, *self._norm_after), *self._gate_up)
+        return product(gate(both), *self._down)
 
 
 class FusedDecoder:

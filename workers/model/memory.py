@@ -11,6 +11,7 @@ from lmpoold.protocol.errors import ConfigError
 from workers.model.batch import Row, build_step
 from workers.model.decoder import Decoder
 from workers.model.kv import KVPool
+from workers.model.packing import largest_step
 from workers.model.size import blocks_for_budget, blocks_for_tokens
 from workers.model.triton.backend import TritonBackend
 
@@ -42,22 +43,6 @@ def telling_what_did_not_fit(what: str, advice: str, device: torch.device) -> It
             f"{gibibytes(torch.cuda.memory_allocated(device))} taken by this process, "
             f"{gibibytes(free)} free now; {advice}"
         ) from None
-
-
-def largest_step(*, max_rows: int, max_tokens: int, max_model_len: int, block: int) -> list[Row]:
-    """Return the step that takes the most memory: as many tokens and as many samples as may be.
-
-    All its blocks are `block`, and it writes to the trash block.
-    """
-    rows = min(max_rows, max_tokens)
-    rows = max(rows, -(-max_tokens // max_model_len))
-    share, rest = divmod(max_tokens, rows)
-    counts = [share + (at < rest) for at in range(rows)]
-    counts.sort()  # those of one token are decodes and come first
-    return [
-        Row(tokens=[0] * count, start=0, block_table=[block] * count, write_from=count)
-        for count in counts
-    ]
 
 
 @torch.inference_mode()

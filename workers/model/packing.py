@@ -82,6 +82,22 @@ def size_of(rows: Sequence[Row], *, tile: int) -> StepSize:
     )
 
 
+def largest_step(*, max_rows: int, max_tokens: int, max_model_len: int, block: int) -> list[Row]:
+    """Return the step that takes the most memory: as many tokens and as many samples as may be.
+
+    All its blocks are `block`, and it writes to the trash block.
+    """
+    rows = min(max_rows, max_tokens)
+    rows = max(rows, -(-max_tokens // max_model_len))
+    share, rest = divmod(max_tokens, rows)
+    counts = [share + (at < rest) for at in range(rows)]
+    counts.sort()  # those of one token are decodes and come first
+    return [
+        Row(tokens=[0] * count, start=0, block_table=[block] * count, write_from=count)
+        for count in counts
+    ]
+
+
 class Layout:
     """Where the parts of a step of up to `size` lie.
 

@@ -12,9 +12,10 @@ swap ARGV
 
 Returns  OK <ver>   applied
          DUP <ver>  this version or a later one is already applied: nothing written
-         GAP <ver>  (delta) the base is not the version held: send a full snapshot by `swap`
+         GAP <ver>  (delta) the base is not the version held: reports were lost; a worker that had them
+                    acknowledged joins again, anybody else sends a full snapshot by `swap`
 Errors   NORANK     the rank never joined
-         STALE_EPOCH  the rank was fenced: join again
+         STALE_EPOCH  the rank was fenced, or the pool does not know of a request admitted: join again
          BADARGS    counts cannot be read
          STAGE_SIZE the staged hash does not hold the pages announced; stage again
 
@@ -39,19 +40,27 @@ local function wake(c)
   end
 end
 
-local function delta(a)
-  local rank, version = a[1], tonumber(a[4])
-  local c, problem = owned(rank, a[2])
-  if not c then return problem end
-  if version <= tonumber(c.ver) then return 'DUP ' .. c.ver end
+-- Why a report cannot be applied to what the server knows, or nil. A server that was killed may have
+-- forgotten what it had acknowledged: then the worker knows of reports or requests that it does not.
+local function unfit(c, a)
+  if tonumber(a[4]) <= tonumber(c.ver) then return 'DUP ' .. c.ver end
   if c.ver ~= a[3] then return 'GAP ' .. c.ver end
-  if not read_counts(c, a[5]) then return err('BADARGS', 'cannot read counts ' .. a[5]) end
-  local i, last = 7, 6 + tonumber(a[6])
-  while i <= last do
-    unreserve(rank, c, a[i])
+  for i = 7, 6 + tonumber(a[6]) do
     local id, attempt = match(a[i], '^(.+)%.(%d+)$')
     local cur = call('HMGET', P .. 'req:' .. id, 'state', 'attempt')
-    if cur[1] == 'routed' and cur[2] == attempt then call('HSET', P .. 'req:' .. id, 'state', 'running') end
+    if (cur[1] ~= 'routed' and cur[1] ~= 'running') or cur[2] ~= attempt then
+      return err('STALE_EPOCH', 'the pool gave ' .. a[i] .. ' to nobody: join again')
+    end
+  end
+end
+
+local function apply(c, a)
+  local rank, i, last = a[1], 7, 6 + tonumber(a[6])
+  if not read_counts(c, a[5]) then return err('BADARGS', 'cannot read counts ' .. a[5]) end
+  while i <= last do
+    unreserve(rank, c, a[i])
+    local key = P .. 'req:' .. match(a[i], '^(.+)%.%d+$')
+    if call('HGET', key, 'state') == 'routed' then call('HSET', key, 'state', 'running') end
     i = i + 1
   end
   local pages, stop = rank_key(rank, 'pages'), last + 1 + 2 * tonumber(a[last + 1])
@@ -70,6 +79,12 @@ local function delta(a)
   write_row(rank, c)
   wake(c)
   return 'OK ' .. c.ver
+end
+
+local function delta(a)
+  local c, problem = owned(a[1], a[2])
+  if not c then return problem end
+  return unfit(c, a) or apply(c, a)
 end
 
 local function swap(a)

@@ -7,7 +7,7 @@ emit ARGV    1 rank, 2 epoch, 3 step number (a step up to the last one written i
              then n ends, n x (id, attempt, worker entry, state, finish reason, prompt, cached, output tokens)
 step ARGV    1 number of arguments for emit, then those, then the arguments of delta
 
-Returns  emit: OK | DUP; step: as delta
+Returns  emit: OK | DUP; step: as delta, and with GAP nothing was written
 Errors   NOCFG      no lmpoold has described the pool yet
          NORANK     the rank never joined
          STALE_EPOCH  the rank was fenced: its requests run elsewhere, nothing was written
@@ -65,9 +65,13 @@ local function step(a)
   local n, said, changed = tonumber(a[1]), {}, {}
   for i = 2, n + 1 do said[i - 1] = a[i] end
   for i = n + 2, #a do changed[i - n - 1] = a[i] end
+  local c, problem = owned(changed[1], changed[2])
+  if not c then return problem end
+  local why = unfit(c, changed)
+  if why and (type(why) == 'table' or sub(why, 1, 3) == 'GAP') then return why end
   local reply = emit(said)
   if type(reply) == 'table' then return reply end
-  return delta(changed)
+  return why or apply(parse_row(call('HGET', P .. 'load', changed[1])), changed)
 end
 
 on('emit', emit)

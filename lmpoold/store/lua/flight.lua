@@ -41,23 +41,30 @@ end
 local function in_flight(g, rows, b, n, now)
   local f = flying[P]
   if not f or n == 0 then return nil end
-  if now - f.at > g.flight_ttl_ms then f.young, f.old, f.count, f.at = {}, f.young, 0, now end
-  local first = sub(b, 1, DIGITS)
-  if not (f.young[first] or f.old[first]) then return nil end
-  local found
-  local function look(depth)
-    local name = sub(b, (depth - 1) * DIGITS + 1, depth * DIGITS)
-    for rank, at in pairs(f.young[name] or f.old[name] or {}) do
-      local c = rows[rank]
-      if c and c.live and at >= tonumber(c.epoch) and now - at < g.flight_ttl_ms then
-        found = found or {}
-        if not found[rank] then found[rank] = depth end
+  local ttl = g.flight_ttl_ms
+  if now - f.at > ttl then f.young, f.old, f.count, f.at = {}, f.young, 0, now end
+  local name = sub(b, 1, DIGITS)
+  local first = f.young[name] or f.old[name]
+  if not first then return nil end
+  -- The first block names every rank; each is then sought from the whole prompt down to its deepest mark.
+  local found, left, i, deep = {}, 0, #MARKS, n
+  for rank, at in pairs(first) do
+    local c = rows[rank]
+    if c and c.live and now - at < ttl and at >= tonumber(c.epoch) then found[rank], left = 1, left + 1 end
+  end
+  if left == 0 then return nil end
+  while left > 0 and deep > 1 do
+    name = sub(b, (deep - 1) * DIGITS + 1, deep * DIGITS)
+    local ranks = f.young[name] or f.old[name]
+    if ranks then
+      for rank, at in pairs(ranks) do
+        if found[rank] == 1 and now - at < ttl and at >= tonumber(rows[rank].epoch) then
+          found[rank], left = deep, left - 1
+        end
       end
     end
-  end
-  look(n)
-  for i = #MARKS, 1, -1 do
-    if MARKS[i] < n then look(MARKS[i]) end
+    while i > 1 and MARKS[i] >= deep do i = i - 1 end
+    deep = MARKS[i]
   end
   return found
 end

@@ -5,7 +5,7 @@ rank_up ARGV    1 rank, 2 epoch held before or '', 3 alive ttl ms, 4 total block
                 then n x (cfg field, value), then info pairs for `r:<k>:info`
 rank_down ARGV  1 rank, 2 epoch, 3 most requests to move (the caller repeats until 0 remain), 4 `failed`
                 or `left`: whether its requests may be to blame
-heartbeat ARGV  1 rank, 2 epoch, 3 alive ttl ms
+heartbeat ARGV  1 rank, 2 epoch, 3 alive ttl ms, 4 last version that was acknowledged to the worker
 drain ARGV      1 rank, 2 `drain` or `up`
 
 Returns  rank_up: the new epoch; rank_down: requests still to move; heartbeat, drain: OK
@@ -14,7 +14,7 @@ Errors   NOCFG      no lmpoold has described the pool yet
          TOO_SMALL  the rank could not hold one request of max_model_len
          RANK_TAKEN another live worker holds the rank
          NORANK     the rank never joined
-         STALE_EPOCH  the caller lost the rank: join again
+         STALE_EPOCH  the caller lost the rank, or the server lost its reports: join again
 
 Holds    A new epoch empties the rank's pages and reservations at once and moves its requests to `parked`.
          Epochs only grow: max(old + 1, unix ms). Two owners never share one.
@@ -74,6 +74,9 @@ end
 local function heartbeat(a)
   local c, problem = owned(a[1], a[2])
   if not c then return problem end
+  if tonumber(c.ver) < tonumber(a[4]) then
+    return err('STALE_EPOCH', 'the server forgot reports up to version ' .. a[4] .. ': join again')
+  end
   call('SET', rank_key(a[1], 'alive'), a[2], 'PX', a[3])
   return 'OK'
 end

@@ -2,8 +2,8 @@
 
 One program takes the query heads that share a KV head, padded to 16 rows for the tensor cores, and
 walks the sequence's blocks in tiles. Few sequences would leave most of the chip idle, so a sequence
-may be split among several programs, whose partial results a second kernel merges. A split covers
-at least `MIN_TILES` tiles: of a short sequence the programs beyond its end return at once.
+may be split among several programs, whose partial results a second kernel merges. Of a sequence
+with fewer tiles than splits, the programs beyond its end return at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from torch import Tensor
 from workers.model.kv import LayerKV
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS = 64
-MIN_TILES = tl.constexpr(4)
+MAX_SPLITS = 32
 _WAVES = 3
 
 
 @triton.jit
-def _tiles_a_split(context, splits, BN: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), MIN_TILES)
+def _tokens_a_split(context, splits, BN: tl.constexpr):
+    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), 1) * BN
 
 
 @triton.jit
@@ -37,7 +36,7 @@ def _decode(
     splits = tl.num_programs(2)
     context = tl.load(contexts + row)
     if SPLIT:
-        tokens = _tiles_a_split(context, splits, BN) * BN
+        tokens = _tokens_a_split(context, splits, BN)
         low = split * tokens
         high = tl.minimum(low + tokens, context)
     else:
@@ -95,7 +94,7 @@ def _merge(
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts + row)
-    live = tl.cdiv(context, _tiles_a_split(context, splits, BN) * BN)
+    live = tl.cdiv(context, _tokens_a_split(context, splits, BN))
     s = tl.arange(0, SPLITS_PAD)
     d = tl.arange(0, D)
     if live > 0:
@@ -111,8 +110,12 @@ def _merge(
 
 
 def choose_splits(rows: int, kv_heads: int, processors: int) -> int:
-    """Return into how many programs each sequence is split, so that all processors have work."""
-    return max(1, min(MAX_SPLITS, -(-processors * _WAVES // (rows * kv_heads))))
+    """Return into how many programs each sequence is split, so that all processors have work.
+
+    A power of two, for which the merge is compiled.
+    """
+    wanted = -(-processors * _WAVES // (rows * kv_heads))
+    return min(MAX_SPLITS, int(triton.next_power_of_2(wanted)))
 
 
 def decode(
@@ -154,10 +157,12 @@ def decode(
         layer.k.stride(0), layer.k.stride(1), layer.k.stride(2),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), D=head_dim,
-        BLOCK=block, BN=tile, SPLIT=splits > 1, STAGES=2 if narrow else 3, num_warps=4,
+        BLOCK=block, BN=tile, SPLIT=splits > 1,
+        STAGES=2 if narrow else 3, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         _merge[(heads, rows)](
             parts, sums, contexts, out, splits, out.stride(0), out.stride(1),
-            HEADS=heads, D=head_dim, BN=tile, SPLITS_PAD=MAX_SPLITS, num_warps=4,
+            HEADS=heads, D=head_dim, BN=tile,
+            SPLITS_PAD=triton.next_power_of_2(splits), num_warps=2,
         )  # fmt: skip

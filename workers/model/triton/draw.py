@@ -6,6 +6,7 @@ in a graph of its own. Inside somebody else's capture the kernels are launched a
 
 from __future__ import annotations
 
+import gc
 from typing import Protocol
 
 import torch
@@ -79,6 +80,7 @@ class Kernels:
         return self._tokens[:rows]
 
     def _capture(self, max_rows: int) -> None:
+        gc.collect()  # a graph that is freed while another is captured breaks both
         sizes = [2**power for power in range(max_rows.bit_length()) if 2**power < max_rows]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
