@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 from lmpoold.daemon.links import LinkKeeper
+from lmpoold.daemon.place import Placer
 from lmpoold.protocol.errors import Stale
 from lmpoold.shell.steady import pause, steadily
 from lmpoold.store.plans import PlanStore
@@ -28,6 +29,7 @@ class Sweeper:
         self._store = store
         self._plans = PlanStore(store)
         self._links = LinkKeeper(self._plans)
+        self._placer = Placer(self._plans, self._links)
         self._owner = owner
         self._leading = False
 
@@ -45,6 +47,7 @@ class Sweeper:
         if (token is not None) != self._leading:
             self._leading = token is not None
             self._links.forget()
+            self._placer.forget()
             log.info("leads" if self._leading else "leads no more", extra={"token": token})
         if token is None:
             return
@@ -54,3 +57,4 @@ class Sweeper:
             for deed in await self._plans.reap(token, MOST):
                 log.warning("plan reaped", extra={"deed": deed})
             await self._links.turn(token)
+            await self._placer.turn(token)

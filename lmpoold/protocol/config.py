@@ -11,7 +11,10 @@ from lmpoold.protocol.errors import ConfigError
 
 MOST = 1e12
 PAIRS = r"(\d{1,6}-\d{1,6}(,\d{1,6}-\d{1,6})*)?"
-MAY_BE_ZERO = re.compile(r"w_|bypass_|spill_|origin_hops|max_client_requests|fetch$|fetch_ratio")
+MAY_BE_ZERO = re.compile(
+    r"w_|bypass_|spill_|origin_hops|max_client_requests|fetch$|fetch_ratio|foreground|background"
+    r"|hot_skew|hot_idle|hot_ratio"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,26 @@ class PoolConstants:
     """How long the record of a settled plan is kept."""
     plans_per_rank: int = 4
     """Plans that a rank takes part in at once, at most."""
+    foreground: int = 1
+    """1: a worker short of blocks moves cold chains to a neighbour; 0: it forgets them."""
+    foreground_ratio: float = 1.1
+    """What a moved chain is expected to save must be this many times what moving it costs."""
+    background: int = 1
+    """1: hot prefixes are copied ahead of the requests that need them; 0: they are not."""
+    hot_threshold: float = 24.0
+    """Requests that found a prefix lately, from which on it is hot."""
+    hot_skew: float = 2.0
+    """Sequences that the owner must have more than the rank that gets a copy."""
+    hot_idle: float = 8.0
+    """Sequences above which a rank is too busy to get a copy."""
+    hot_ratio: float = 1.5
+    """Computing a hot prefix must cost this many times what copying it does."""
+    hot_cooldown_ms: int = 2000
+    """How long a prefix and a link are left alone after a plan."""
+    lease_quota: int = 16
+    """Requests that each side of a copied prefix gets a lease for."""
+    lease_ttl_ms: int = 10_000
+    """How long such a lease lasts."""
 
     pairs: str = ""
     """Ranks with a direct link, as "0-1,2-3": each other's neighbours."""

@@ -90,6 +90,11 @@ class Keyspace:
         return self.prefix + "links"
 
     @property
+    def hot(self) -> str:
+        """ZSET of hashes of found blocks, by how many requests found them lately."""
+        return self.prefix + "hot"
+
+    @property
     def profile(self) -> str:
         """STRING: what calibration measured, JSON."""
         return self.prefix + "profile"

@@ -121,6 +121,7 @@ class PlanOrder:
         peer: rank of the other side, and `peer_epoch` its epoch.
         hashes: (prepare) the chain, root first.
         first: depth of the first block that travels; (prepare) as the page table has it.
+        keep: (prepare, of a move) depth up to which the source keeps its blocks.
         count: (execute) depth behind the last block that travels.
         limit_ms: how long the phase may take from now on.
         refs: (execute) the peer's blocks for the depths from `first` to below `count`.
@@ -140,6 +141,7 @@ class PlanOrder:
     hashes: tuple[PrefixHash, ...] = ()
     first: int = 0
     count: int = 0
+    keep: int = 0
     limit_ms: int = 0
     refs: tuple[BlockRef, ...] = ()
     tokens: str = ""
@@ -163,6 +165,7 @@ def read_order(entry: str, values: Mapping[bytes, bytes]) -> PlanOrder:
         "peer": int,
         "first": int,
         "count": int,
+        "keep": int,
         "limit_ms": int,
         "hashes": split_hashes,
         "refs": decode_refs,

@@ -39,6 +39,7 @@ FUNCTIONS = {
     "acquire": False,
     "admit": False,
     "cancel": False,
+    "chain": True,
     "configure": False,
     "delta": False,
     "drain": False,

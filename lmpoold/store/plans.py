@@ -15,6 +15,7 @@ from lmpoold.protocol.transfer import (
     Why,
     encode_refs,
     read_plan_row,
+    split_hashes,
 )
 from lmpoold.protocol.views import parse_words
 from lmpoold.store.scripts import PoolStore
@@ -44,6 +45,7 @@ class PlanStore:
         hashes: Sequence[PrefixHash],
         first: int,
         cost_us: float = 0.0,
+        keep: int = 0,
     ) -> Phase | str:
         """Begin a plan.
 
@@ -58,6 +60,7 @@ class PlanStore:
             hashes: the chain, root first.
             first: depth of the first block that the destination lacks.
             cost_us: what it is predicted to take.
+            keep: of a move, the depth up to which the source keeps its blocks.
         Returns: the plan's phase, or the word that says why it was not begun.
         """
         who = "lead" if rank is None else rank
@@ -65,6 +68,7 @@ class PlanStore:
             "plan_prepare",
             *(who, token, plan, mode, why, source, destination, "".join(hashes), first),
             round(cost_us),
+            keep,
         )
         text: str = reply.decode()
         return text.removeprefix("refused ") if text.startswith("refused ") else Phase(text)
@@ -111,6 +115,10 @@ class PlanStore:
         reply = await self.store.call(function, plan, rank, epoch, *words)
         return Phase(reply.decode())
 
+    async def chain(self, rank: int, name: PrefixHash, most: int) -> tuple[PrefixHash, ...]:
+        """Return a block's chain as a rank shows it, root first; empty if it is torn or longer."""
+        return split_hashes((await self.store.call("chain", rank, name, most)).decode())
+
     async def reap(self, token: str, most: int) -> list[str]:
         """Settle what is over its time or has lost a side; returns a line a deed."""
         return [line.decode() for line in await self.store.call("plan_reap", token, most)]
@@ -129,6 +137,12 @@ class PlanStore:
         """Return the last plans that were weighed and not begun, newest first."""
         rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_refusals, count=most)
         return [_text(values) for _, values in rows]
+
+    async def refuse(self, why: Why, what: str, said: str) -> None:
+        """Keep that a plan was weighed and not begun, with its numbers."""
+        row: Any = {"why": why.value, "for": what, "said": said}
+        key = self.store.keys.plan_refusals
+        await self.store.redis.xadd(key, row, maxlen=200, approximate=True)
 
     async def phase(self, plan: str) -> Phase | None:
         """Return a plan's phase; None if nobody knows it."""

@@ -50,7 +50,6 @@ ERRORS: dict[str, type[LMPoolError]] = {
     "RANK_TAKEN": Conflict,
     "STAGE_SIZE": Conflict,
     "STALE_EPOCH": Stale,
-    "STALE_TOKEN": Stale,
     "TOO_SMALL": ConfigError,
 }
 """The first word of an error the functions return, and what it is raised as."""

@@ -74,3 +74,28 @@ async def fetch(pair, model):
     (log, *_) = await pair.plans.log()
     assert (log["why"], log["outcome"], log["blocks"]) == ("fetch", "finalize", "8")
     await busy
+
+
+async def test_a_worker_short_of_blocks_moves_cold_chains_away_and_serves_on(tmp_path, model):
+    async with running_pair(tmp_path) as pair:
+        constants = {"foreground_ratio": 0, "fetch": 0, "origin_hops": 0}
+        await pair.redis.hset(pair.store.keys.cfg, mapping=constants)
+        await asyncio.sleep(1.1)  # the functions read cfg anew after a second
+        asked = [prompt(number) for number in range(30)]
+        for _ in range(2):  # found again, so worth keeping
+            for each in asked:
+                await pair.ask(0, each)
+        long = [prompt(100 + number, blocks=40) for number in range(20)]
+        answers = [pair.client.generate(tokens=one, max_tokens=4, origin=0) for one in long]
+        await asyncio.wait_for(asyncio.gather(*answers), 120)
+        await pair.until_idle()
+        moves = [row for row in await pair.plans.log(100) if row["why"] == "foreground"]
+        done = [row for row in moves if row["outcome"] == "finalize"]
+        assert done, (moves, await pair.plans.refusals())
+        assert all((row["mode"], row["src"], row["dst"]) == ("move", "0", "1") for row in done)
+        there = [(await pair.held(1, each), each) for each in asked]
+        blocks, each = max(there)
+        assert blocks > 0
+        answer = await pair.ask(1, each)
+        assert answer.tokens == plain_output(model, each, 10)
+        assert answer.usage.cached_tokens == blocks * BLOCK

@@ -12,7 +12,16 @@ NAMES = [field.name for field in fields(PoolConstants)]
 
 NUMBERS = [name for name in NAMES if name != "pairs"]
 MAY_BE_ZERO = {"bypass_slack", "spill_gap", "spill_slack", "origin_hops", "max_client_requests"}
-MAY_BE_ZERO |= {"fetch", "fetch_ratio"}
+MAY_BE_ZERO |= {
+    "foreground",
+    "foreground_ratio",
+    "fetch",
+    "fetch_ratio",
+    "background",
+    "hot_skew",
+    "hot_idle",
+    "hot_ratio",
+}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -49,7 +58,7 @@ def test_what_an_operator_wrote_becomes_what_cfg_holds():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"w_hopp": "1"}, "no constant 'w_hopp'; there are bypass_slack, .*w_wait"),
+        ({"w_hopp": "1"}, "no constant 'w_hopp'; there are .*bypass_slack, .*w_wait"),
         ({"block_size": "32"}, "no constant 'block_size'"),
         ({"max_parked": "many"}, "max_parked must be a number"),
         ({"max_parked": "1.5"}, "max_parked must be a number"),

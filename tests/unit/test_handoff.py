@@ -176,3 +176,10 @@ def test_the_check_notices_a_reserved_block_that_was_given_out_again():
     handoff.pool.allocate(2)
     with pytest.raises(AssertionError, match="given out again"):
         handoff.check()
+
+
+def test_a_source_keeps_what_it_was_told_to():
+    handoff = holding(8, TOKENS)
+    handoff.pin("p", CHAIN, 0)
+    assert handoff.release("p", moved=True, keep=3) == 1
+    assert handoff.pool.resident(CHAIN)[0] == 3

@@ -114,6 +114,18 @@ class BlockPool:
         """Return the name under which a block is mapped; None while it is free or private."""
         return self._blocks[block].name
 
+    def uses(self, block: BlockId) -> int:
+        """Return how often a mapped block was used, its computation included."""
+        return self._blocks[block].access_count
+
+    def lonely(self, block: BlockId) -> bool:
+        """Whether nobody holds a block and at most one chain goes on from it."""
+        return not self._blocks[block].ref and self._blocks[block].children <= 1
+
+    def coldest(self, most: int) -> list[BlockId]:
+        """Return the cached leaves that would be reclaimed next, in order; O(cached)."""
+        return [BlockId(block) for block in self._leaves.coldest(most)]
+
     def packed_tokens(self, block: BlockId) -> bytes:
         """Return the token ids of a mapped block, as `token_bytes` packs them."""
         return self._blocks[block].tokens

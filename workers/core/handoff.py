@@ -180,10 +180,10 @@ class Handoff:
         pool.report(side.hashes[first:count])
         return named
 
-    def release(self, plan: str, *, moved: bool) -> int:
+    def release(self, plan: str, *, moved: bool, keep: int = 0) -> int:
         """Unpin a source's chain; of a moved one free the suffix that nobody uses. Return how many.
 
-        Repeats free nothing.
+        Repeats free nothing; blocks above depth `keep` stay whatever happens.
         """
         side = self._sides.get(plan)
         if side is None:
@@ -191,7 +191,7 @@ class Handoff:
         self.settle(plan)
         if not moved or not isinstance(side.answer, Pinned):
             return 0
-        return self.pool.give_up(reversed(side.pinned[side.answer.first :]))
+        return self.pool.give_up(reversed(side.pinned[max(keep, side.answer.first) :]))
 
     def settle(self, plan: str) -> None:
         """Let go of whatever a plan holds; nothing becomes visible."""

@@ -110,6 +110,7 @@ class Engine:
 
     Attributes:
         failure: what ended the thread, None while it lives or after Stop.
+        shortage_blocks: cached blocks that must go for what waits and runs; from any thread.
         pace: how fast it prefills, as learnt so far; its numbers may be read from any thread.
     """
 
@@ -149,6 +150,7 @@ class Engine:
         self._check = check
         self._handoff = Handoff(scheduler.pool)
         self.pace = Pace()
+        self.shortage_blocks = 0
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[str, Answer] = {}
         self._deadlines: list[tuple[int, str, int]] = []
@@ -339,6 +341,7 @@ class Engine:
         out, self._out = self._out, _Outbox()
         changes = self._scheduler.pool.drain_changes()
         counts = self._scheduler.load(self._decode_weight)
+        self.shortage_blocks = self._scheduler.pool.reclaimable - counts.reclaimable
         self._report(
             StepReport(
                 epoch=self._epoch,

@@ -37,6 +37,27 @@ class EpochOver(Exception):
     """Nothing that a plan of the old epoch says counts any more."""
 
 
+async def handed_over(
+    tell: Callable[[Command], None],
+    act: Callable[[Handoff, float], T],
+    *,
+    after_steps: bool = False,
+) -> T:
+    """Have the engine's thread do something to the pool between two steps; see `Handover`."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T) -> None:
+        if not result.done():
+            result.set_result(value)
+
+    def done(value: T) -> None:
+        loop.call_soon_threadsafe(settle, value)
+
+    tell(Handover(act, done, after_steps))
+    return await result
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """What every plan of a worker stands on.
@@ -55,18 +76,7 @@ class Site:
 
     async def pool(self, act: Callable[[Handoff, float], T], *, after_steps: bool = False) -> T:
         """Have the engine's thread do something to the pool between two steps; see `Handover`."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
-
-        def settle(value: T) -> None:
-            if not result.done():
-                result.set_result(value)
-
-        def done(value: T) -> None:
-            loop.call_soon_threadsafe(settle, value)
-
-        self.tell(Handover(act, done, after_steps))
-        return await result
+        return await handed_over(self.tell, act, after_steps=after_steps)
 
     async def say(self, call: Callable[[], Awaitable[T]]) -> T:
         """Say something until the server has heard it.
@@ -267,8 +277,10 @@ class Participant:
 
     async def _finalize(self) -> None:
         """Let go as the plan's end wants it, and say so."""
-        moved = self._order.mode is Mode.MOVE
-        freed = await self._site.pool(lambda handoff, _: handoff.release(self.id, moved=moved))
+        moved, keep = self._order.mode is Mode.MOVE, self._order.keep
+        freed = await self._site.pool(
+            lambda handoff, _: handoff.release(self.id, moved=moved, keep=keep)
+        )
         self.gone = True
         epoch = self._order.epoch
         await self._site.say(

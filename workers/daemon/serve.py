@@ -24,6 +24,7 @@ from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
 from workers.daemon.engine import Engine, Plant, Reset, Stop
+from workers.daemon.foreground import Foreground
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
@@ -224,8 +225,10 @@ class _Worker:
         if self._transfers is not None:
             self._transfers.begin(epoch)
             report = PaceReport(self._store, rank, engine.pace)
+            foreground = Foreground(PlanStore(self._store), engine, rank, epoch)
             loops += [
                 asyncio.create_task(self._transfers.run(), name="transfers"),
+                asyncio.create_task(steadily("foreground", foreground.turn, over), name="room"),
                 asyncio.create_task(steadily("pace", report.turn, over), name="pace"),
             ]
         try:

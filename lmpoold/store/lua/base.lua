@@ -53,6 +53,12 @@ local function owned(rank, epoch)
   return c
 end
 
+-- The error to return unless `token` is the leader's.
+local function fenced(token)
+  if call('GET', P .. 'sched:fence') == token then return nil end
+  return err('FENCED', 'token ' .. token .. ' is not the leader\'s; acquire again')
+end
+
 local function now_ms()
   local t = call('TIME')
   return t[1] * 1000 + floor(t[2] / 1000), tonumber(t[2])

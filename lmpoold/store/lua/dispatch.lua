@@ -60,6 +60,7 @@ local function route_one(g, cache, r, draw)
   promised[#promised + 1] = r.id .. '.' .. r.attempt
   promised[#promised + 1] = fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms,
     n > 0 and sub(r.hashes, -DIGITS) or '-')
+  if hit > 0 and g.background ~= 0 then heat(r, hit, draw) end
   local plan = deepest > hit and fetch(g, cache.rows, ranks, r, n, rank, hit)
   local entry = call('XADD', P .. 'w:' .. rank, '*', 'kind', 'route', 'id', r.id, 'attempt', r.attempt,
     'hit', hit, 'p', r.payload, 'tokens', r.tokens, 'plan', plan or '', 'wait_ms', g.fetch_wait_ms)

@@ -15,12 +15,6 @@ Holds    Only the leader changes leases, besides `route`, which uses them up, an
 ]]
 local LEASES_MOST = 256
 
--- The error to return unless `token` is the leader's.
-local function fenced(token)
-  if call('GET', P .. 'sched:fence') == token then return nil end
-  return err('FENCED', 'token ' .. token .. ' is not the leader\'s; acquire again')
-end
-
 local function lease_grant(a)
   local problem = fenced(a[1])
   if problem then return problem end

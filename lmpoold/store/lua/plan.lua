@@ -3,13 +3,14 @@
 KEYS[1]  load       HASH    rank rows
 plan_prepare ARGV   1 `lead` or the source rank, 2 fencing token, or that rank's epoch, 3 plan id,
                     4 mode, 5 why, 6 source, 7 destination, 8 hashes (32 digits a block, root first),
-                    9 depth of the first block that travels, 10 predicted cost in us
+                    9 depth of the first block that travels, 10 predicted cost in us,
+                    11 (move) depth up to which the source keeps its blocks
 
 Returns  the plan's phase, or `refused busy`, `refused down`
 Errors   NOCFG      no lmpoold has described the pool yet
          NORANK     the rank never joined
          STALE_EPOCH  the caller lost the rank
-         STALE_TOKEN  another lmpoold leads by now
+         FENCED     another lmpoold leads by now
          BADARGS    hashes cannot be read
 
 Holds    A plan names both epochs: under any other nothing of it counts.
@@ -74,21 +75,16 @@ local function open_plan(g, p)
   for _, side in ipairs{'src', 'dst'} do
     call('SADD', rank_key(p[side], 'plans'), p.id)
     order(p, side, 'prepare', 'mode', p.mode, 'why', p.why, 'hashes', p.hashes, 'first', p.first,
-      'limit_ms', g.plan_prepare_ms)
+      'keep', p.keep or 0, 'limit_ms', g.plan_prepare_ms)
   end
 end
 
 local function busy(g, rank) return call('SCARD', rank_key(rank, 'plans')) >= g.plans_per_rank end
 
-local function led_by(token)
-  if call('GET', P .. 'sched:fence') == token then return nil end
-  return err('STALE_TOKEN', 'another lmpoold leads by now: ' .. token .. ' is an old token')
-end
-
 local function plan_prepare(a)
   local g, problem = read_cfg((now_ms()))
   if not g then return problem end
-  if a[1] == 'lead' then problem = led_by(a[2]) else problem = select(2, owned(a[1], a[2])) end
+  if a[1] == 'lead' then problem = fenced(a[2]) else problem = select(2, owned(a[1], a[2])) end
   if problem then return problem end
   if #a[8] == 0 or #a[8] % DIGITS ~= 0 then return err('BADARGS', 'cannot read the hashes of ' .. a[3]) end
   local phase = call('HGET', P .. 'plan:' .. a[3], 'phase')
@@ -97,7 +93,7 @@ local function plan_prepare(a)
   if not s or s.state == 'down' or not d or d.state ~= 'up' or a[6] == a[7] then return 'refused down' end
   if busy(g, a[6]) or busy(g, a[7]) then return 'refused busy' end
   open_plan(g, {id = a[3], mode = a[4], why = a[5], src = a[6], dst = a[7], src_epoch = s.epoch,
-    dst_epoch = d.epoch, hashes = a[8], first = a[9], cost_us = a[10]})
+    dst_epoch = d.epoch, hashes = a[8], first = a[9], cost_us = a[10], keep = a[11]})
   return 'prepare'
 end
 

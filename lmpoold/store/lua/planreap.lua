@@ -1,13 +1,15 @@
---[[ plan_reap, plans: the deadline of every phase, and a look at the plans that live.
+--[[ plan_reap, plans, chain: the deadline of every phase, a look at live plans and at what one may move.
 
 KEYS[1]  load       HASH    rank rows
 plan_reap ARGV   1 fencing token, 2 most plans to look at
 plans ARGV       1 most plans to print
+chain ARGV       1 rank, 2 hash of a block, 3 most blocks
 
 Returns  plan_reap: texts `<plan> <what was done>`
          plans: a line a live plan, the one with the nearest deadline first
+         chain: the hashes from the first block to that one, 32 digits each; empty if it is longer or torn
 Errors   NOCFG      no lmpoold has described the pool yet
-         STALE_TOKEN  another lmpoold leads by now
+         FENCED     another lmpoold leads by now
 
 Holds    A plan whose side is gone or whose phase is over its time goes on or ends here.
          A rank that is alive and silent for plan_fence_ms is fenced: its epoch ends.
@@ -43,7 +45,7 @@ local function plan_reap(a)
   local now = now_ms()
   local g, problem = read_cfg(now)
   if not g then return problem end
-  problem = led_by(a[1])
+  problem = fenced(a[1])
   if problem then return problem end
   local out, most = {}, tonumber(a[2])
   local flat = call('ZRANGE', P .. 'plans', 0, most - 1, 'WITHSCORES')
@@ -70,5 +72,17 @@ local function plans(a)
   return out
 end
 
+local function chain(a)
+  local key, name, out, most = rank_key(a[1], 'pages'), a[2], {}, tonumber(a[3])
+  while true do
+    local deep, parent = match(call('HGET', key, name) or '', '^%d+:%d+:(%d+):(%x+)$')
+    if not deep or #out >= most then return '' end
+    table.insert(out, 1, name)
+    if deep == '0' then return concat(out) end
+    name = parent
+  end
+end
+
 on('plan_reap', plan_reap)
 on('plans', plans, {'no-writes'})
+on('chain', chain, {'no-writes'})
