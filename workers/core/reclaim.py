@@ -63,7 +63,7 @@ REUSE_CREDIT_S = 600.0
 POLICIES: Mapping[str, ReclaimPolicy] = MappingProxyType(
     {"credit": lru_with_credit(REUSE_CREDIT_S), "lru": lru, "lfu": lfu_then_lru}
 )
-"""Every policy by name, the default one first: chosen by `python -m benchmarks.sim`, on real traces."""
+"""Every policy by name, the default one first; `benchmarks.sim` compares them on real traces."""
 
 DEFAULT_POLICY = POLICIES["credit"]
 
