@@ -49,7 +49,7 @@ class Lane(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         kind = getattr(getattr(redis, "connection_pool", None), "connection_class", None)
         # Anything else, a stand-in of the tests or a cluster's client, has no transport to take.
-        self._direct = isinstance(kind, type) and issubclass(kind, links.AbstractConnection)
+        self._direct = getattr(kind, "__module__", "").startswith(("redis.asyncio.", "lmpoold."))
 
     async def execute(self, *words: str | bytes | int) -> Any:
         """Send one command; returns its reply, undecoded.

@@ -31,7 +31,7 @@ from typing import NewType
 
 from lmpoold.protocol.hashing import PrefixHash, token_bytes
 from lmpoold.protocol.views import PageEntry
-from workers.core.reclaim import LeafHeap, ReclaimPolicy, lfu_then_lru
+from workers.core.reclaim import DEFAULT_POLICY, LeafHeap, ReclaimPolicy
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the KV tensor, 0 <= id < num_blocks."""
@@ -65,7 +65,7 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, reclaim: ReclaimPolicy = lfu_then_lru
+        self, num_blocks: int, block_size: int, reclaim: ReclaimPolicy = DEFAULT_POLICY
     ) -> None:
         """Start with every block free.
 

@@ -7,7 +7,9 @@ O(log n), amortised.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heapify, heappop, heappush, nsmallest
+from types import MappingProxyType
 from typing import Protocol
 
 _SLACK = 64
@@ -53,6 +55,17 @@ def lru_with_credit(credit_s: float) -> ReclaimPolicy:
         return (last_access_s + (credit_s if access_count > 1 else 0.0), -depth, block)
 
     return key
+
+
+REUSE_CREDIT_S = 600.0
+"""Time a hit is worth: users come back to a conversation within minutes, or not at all."""
+
+POLICIES: Mapping[str, ReclaimPolicy] = MappingProxyType(
+    {"credit": lru_with_credit(REUSE_CREDIT_S), "lru": lru, "lfu": lfu_then_lru}
+)
+"""Every policy by name, the default one first; `benchmarks.sim` compares them on real traces."""
+
+DEFAULT_POLICY = POLICIES["credit"]
 
 
 class LeafHeap:
