@@ -17,6 +17,7 @@ OWNED = (
     "in",
     r"w:\d+",
     "dead",
+    "leases",
     "sched:fence",
 )
 """Keys of an idle pool that live as long as it does; the data model says what bounds each."""
@@ -29,6 +30,7 @@ PASSING = (
     "emitted:.+",
     "out:.+",
     "wake",
+    "open:.+",
     "sched:lead",
 )
 """Keys that must have a time to live."""

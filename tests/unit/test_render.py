@@ -55,6 +55,8 @@ def status_of(*rows, **changes):
         "parked": 2,
         "dead": 3,
         "leader": "laptop-77",
+        "token": "1790000000000",
+        "daemons": 2,
     }
     return Status(**{**values, **changes})
 
