@@ -136,9 +136,7 @@ class SimWorker:
             self.begin(now_s)
         elif step.times > 1:
             times = next(n for n in range(1, step.times + 1) if step.end_s(n) >= now_s)
-            self._step = _Step(
-                step.begun_s, step.decodes, (), times, step.first_s, step.growth_s
-            )
+            self._step = _Step(step.begun_s, step.decodes, (), times, step.first_s, step.growth_s)
             self.ends_s = self._step.end_s(times)
 
     def begin(self, now_s: float) -> None:
