@@ -8,8 +8,10 @@ ranks, which go by the clock's microseconds, go by the simulator's seed.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -18,7 +20,7 @@ from lmpoold.protocol.config import PoolConstants, PoolIdentity
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
-from lmpoold.protocol.views import Ended, RouteCall, Routed
+from lmpoold.protocol.views import Ended, RouteCall, Routed, read_routed
 from lmpoold.store.lane import Lane
 from lmpoold.store.library import source
 from lmpoold.store.scripts import PoolStore, delta_args, emit_args
@@ -30,6 +32,8 @@ START_S = 1_700_000_000
 LONG_MS = 7 * 24 * 3_600_000
 """What must outlive a simulation whose clock is faster than the server's."""
 ROUTE_BATCH = 64
+LONGEST_QUEUE = 256
+"""Calls that wait to be sent together: a message a moment, not one a call."""
 
 
 def virtual_library() -> str:
@@ -41,6 +45,15 @@ def virtual_library() -> str:
     if text.count(CLOCK_LINE) != 1 or text.count("'TIME'") != 1:
         raise ValueError("the library's clock has moved: adapt CLOCK_LINE to lua/base.lua")
     return text.replace(CLOCK_LINE, VIRTUAL_CLOCK_LINE)
+
+
+def _is_stream(reply: Any, kind: bytes) -> bool:
+    """Tell whether a reply is what XREADGROUP found in a stream whose name ends in `kind` and a
+    number.
+    """
+    if not isinstance(reply, list) or len(reply) != 1 or not isinstance(reply[0], list):
+        return False
+    return bool(reply[0][0].rpartition(b"}:")[2].startswith(kind))
 
 
 class VirtualPool:
@@ -62,6 +75,9 @@ class VirtualPool:
         self.store = PoolStore(redis, Keyspace("sim"), lane)
         self.root = domain_root("simulated", block_tokens)
         self._lane = lane
+        self._queued: list[Coroutine[Any, Any, Any]] = []
+        self._fetched: list[tuple[int, Sequence[SimRequest]]] = []
+        self._asked = 0
         self._draw = random.Random(f"draws {seed}")
         self._epochs: dict[int, str] = {}
         self._versions: dict[int, int] = {}
@@ -87,7 +103,8 @@ class VirtualPool:
         """
         await self.redis.flushall()
         await self.redis.function_load(virtual_library(), replace=True)
-        await self.set_clock(0.0)
+        self.set_clock(0.0)
+        await self.flush()
         settings = PoolConstants(
             **{"resv_ttl_ms": LONG_MS, "default_deadline_ms": LONG_MS, **constants}  # type: ignore[arg-type]
         )
@@ -105,23 +122,48 @@ class VirtualPool:
                 facts={"device": "none", "host": "sim", "pid": "0"},
             )
 
-    async def set_clock(self, now_s: float) -> None:
+    def _later(self, *words: str | int) -> None:
+        self._queued.append(self._lane.execute(*words))
+
+    async def flush(self) -> list[Any]:
+        """Send all that is queued, in its order and as one message; returns the replies.
+
+        Raises: RuntimeError: the pool did not take a worker's report.
+        """
+        queued, self._queued = self._queued, []
+        replies = await asyncio.gather(*queued)
+        for reply in replies:
+            if isinstance(reply, bytes) and reply.startswith((b"GAP", b"DUP")):
+                raise RuntimeError(f"a report was not taken: {reply.decode()}")
+        fetched, self._fetched = self._fetched, []
+        places = [place for place, reply in enumerate(replies) if _is_stream(reply, b"w:")]
+        for (rank, asked), place in zip(fetched, places, strict=True):
+            self._match(rank, asked, replies[place][0][1])
+        return replies
+
+    def _match(self, rank: int, asked: Sequence[SimRequest], entries: Sequence[Any]) -> None:
+        for request, (entry, flat) in zip(asked, entries, strict=True):
+            fields = dict(zip(flat[::2], flat[1::2], strict=True))
+            if fields[b"id"].decode() != request.id:
+                raise RuntimeError(f"rank {rank} was sent {fields[b'id']!r}, not {request.id}")
+            request.entry = entry.decode()
+
+    def set_clock(self, now_s: float) -> None:
         """Let the functions see virtual time, with microseconds drawn by the seed."""
         ms = int(now_s * 1000)
         micros = ms % 1000 * 1000 + self._draw.randrange(1000)
         key = self.store.keys.prefix + "sim:clock"
-        await self._lane.execute("SET", key, f"{START_S + ms // 1000} {micros}")
+        self._later("SET", key, f"{START_S + ms // 1000} {micros}")
 
-    async def ask(self, requests: Sequence[SimRequest]) -> None:
+    def ask(self, requests: Sequence[SimRequest]) -> None:
         """Let requests arrive in ingress and be read, as lmpoold reads them."""
         keys = self.store.keys
         for request in requests:
-            entry = await self._lane.execute("XADD", keys.ingress, "*", "id", request.id)
-            request.entry = entry.decode()
-        await self._lane.execute(
-            *("XREADGROUP", "GROUP", INGRESS_GROUP, "sim"),
-            *("COUNT", len(requests), "STREAMS", keys.ingress, ">"),
-        )
+            self._asked += 1
+            request.entry = f"{self._asked}-0"
+            self._later("XADD", keys.ingress, request.entry, "id", request.id)
+        group = ("XREADGROUP", "GROUP", INGRESS_GROUP, "sim", "COUNT", len(requests))
+        self._later(*group, "STREAMS", keys.ingress, ">")
 
     async def route(
         self, requests: Sequence[SimRequest], candidates: Sequence[tuple[int, ...]], *, parked: bool
@@ -145,25 +187,27 @@ class VirtualPool:
             )
             for request, ranks in zip(requests, candidates, strict=True)
         ]
-        return await self.store.route(calls)
+        # In the same message as what is queued, and behind it.
+        self._queued.append(self.store.call("route", *(arg for c in calls for arg in c.to_args())))
+        replies = await self.flush()
+        return [read_routed(line.decode()) for line in replies[-1]]
 
-    async def fetch(self, rank: int, requests: Mapping[str, SimRequest]) -> list[SimRequest]:
-        """Return what a worker finds in its stream, in that order."""
-        reply = await self._lane.execute(
-            *("XREADGROUP", "GROUP", self._epochs[rank], "sim"),
-            *("COUNT", ROUTE_BATCH, "STREAMS", self.store.keys.worker(rank), ">"),
-        )
-        found = []
-        for entry, flat in reply[0][1] if reply else ():
-            fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            request = requests[fields[b"id"].decode()]
-            request.entry, request.rank = entry.decode(), rank
-            found.append(request)
-        return found
+    def fetch(self, rank: int, requests: Sequence[SimRequest]) -> None:
+        """Let a worker read its stream, in which these requests must lie, in this order."""
+        for request in requests:
+            request.entry, request.rank = "", rank
+        self._fetched.append((rank, requests))
+        group = ("XREADGROUP", "GROUP", self._epochs[rank], "sim", "COUNT", ROUTE_BATCH)
+        self._later(*group, "STREAMS", self.store.keys.worker(rank), ">")
 
     async def report(self, worker: SimWorker, decode_weight: float) -> None:
-        """Send what a worker sends after a step: ends, loads, pages that came and went."""
+        """Send, with the next message, what a worker sends after a step.
+
+        Its ends, its loads, the pages that came and went, as they are now.
+        """
         rank = worker.rank
+        if len(self._queued) > LONGEST_QUEUE or not all(r.entry for r in worker.ended):
+            await self.flush()
         ended = [
             Ended(
                 id=request.id,
@@ -187,11 +231,11 @@ class VirtualPool:
         )
         self._versions[rank] = version + 1
         if not ended:
-            await self.store.call("delta", *changed)
+            self._queued.append(self.store.call("delta", *changed))
             return
         self._steps[rank] += 1
         said = emit_args(rank, self._epochs[rank], self._steps[rank], {}, ended)
-        await self.store.step(said, changed)
+        self._queued.append(self.store.call("step", len(said), *said, *changed))
 
     def names(self, ids: Sequence[int]) -> tuple[PrefixHash, ...]:
         """Name the blocks of a prompt, each by its id and all before it."""

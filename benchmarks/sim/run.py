@@ -1,8 +1,9 @@
 """A trace through a simulated pool: events in virtual time, and what comes of them.
 
 Requests that arrive at the same moment are routed in one call, as lmpoold does with what it reads
-at once. A worker reports at the end of each step (of a run of decode steps: of the run). Messages
-take no time; what a real pool adds there is measured by `benchmarks.micro`.
+at once; what was reported before is sent ahead of it in the same message. A worker reports at the
+end of each step (of a run of decode steps: of the run). Messages take no time: what they take in a
+real pool is measured by `benchmarks.micro`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,6 @@ class Simulation:
             )
             for number, request in enumerate(trace.requests)
         ]
-        self._by_id = {request.id: request for request in self._requests}
         self._workers = [
             SimWorker(
                 rank,
@@ -133,6 +133,7 @@ class Simulation:
             for start in range(0, len(together), ROUTE_BATCH):
                 await self._arrive(together[start : start + ROUTE_BATCH], arrival_s)
         await self._until(float("inf"))
+        await self._pool.flush()
         assert not self._parked, f"{len(self._parked)} requests fit no worker"
         wall_s = time.perf_counter() - begun
         after, memory = await pool.redis.info("cpu"), await pool.redis.info("memory")
@@ -169,18 +170,18 @@ class Simulation:
                 await self._unpark(now_s)
 
     async def _arrive(self, requests: Sequence[SimRequest], now_s: float) -> None:
-        await self._pool.set_clock(now_s)
-        await self._pool.ask(requests)
+        self._pool.set_clock(now_s)
+        self._pool.ask(requests)
         await self._route(requests, now_s, parked=False)
 
     async def _unpark(self, now_s: float) -> None:
-        await self._pool.set_clock(now_s)
+        self._pool.set_clock(now_s)
         batch = [self._parked.popleft() for _ in range(min(ROUTE_BATCH, len(self._parked)))]
         await self._route(batch, now_s, parked=True)
 
     async def _route(self, requests: Sequence[SimRequest], now_s: float, *, parked: bool) -> None:
         choices = [self._candidates() for _ in requests]
-        chosen: dict[int, None] = {}
+        chosen: dict[int, list[SimRequest]] = {}
         waiting: list[SimRequest] = []
         routes = await self._pool.route(requests, choices, parked=parked)
         for request, routed in zip(requests, routes, strict=True):
@@ -188,7 +189,7 @@ class Simulation:
                 waiting.append(request)
                 self._parkings += not parked
             elif routed.outcome == "routed":
-                chosen[routed.rank] = None
+                chosen.setdefault(routed.rank, []).append(request)
             else:
                 raise RuntimeError(f"{request.id} was {routed.outcome} {routed.detail}")
         if parked:
@@ -198,7 +199,8 @@ class Simulation:
         for rank in sorted(chosen):
             worker = self._workers[rank]
             idle = worker.ends_s is None
-            for request in await self._pool.fetch(rank, self._by_id):
+            self._pool.fetch(rank, chosen[rank])
+            for request in chosen[rank]:
                 worker.take(request, now_s)
             self._expect(worker)
             if idle:
