@@ -25,6 +25,25 @@ from lmpoold.store.primary import MOVED
 _parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
 
 
+class Plain:
+    """The same calls through redis-py's own pool, for callers that make few."""
+
+    def __init__(self, redis: Redis) -> None:
+        """Use `redis`, which the caller closes."""
+        self._redis = redis
+
+    async def execute(self, *words: str | bytes | int) -> Any:
+        """As `Lane.execute`."""
+        return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
+        """As `Lane.together`."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for words in commands:
+                pipe.execute_command(*words)
+            await pipe.execute()
+
+
 class Lane(asyncio.Protocol):
     """A connection to the server of `redis`, opened by the first call and after each loss."""
 
@@ -57,16 +76,11 @@ class Lane(asyncio.Protocol):
         Raises: redis-py's exceptions: ResponseError and its kin, ConnectionError, TimeoutError.
         """
         if not self._direct:
-            return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+            return await Plain(self._redis).execute(*words)
         transport = self._transport
         if transport is None:
             transport = await self._open()
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((loop.time(), reply))
-        transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
-        if self._watch is None:
-            self._watch = loop.call_later(self._timeout_s, self._check)
+        reply = self._send(transport, words)
         if not self._blocking:
             return await reply
         try:
@@ -74,6 +88,34 @@ class Lane(asyncio.Protocol):
         except asyncio.CancelledError:
             self._drop(ServerLost("the call was cancelled"))
             raise
+
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
+        """Run commands as one transaction, in one write.
+
+        Raises: as `execute`; ResponseError of the first one that failed.
+        """
+        if not self._direct:
+            await Plain(self._redis).together(*commands)
+            return
+        transport = self._transport or await self._open()
+        # Nothing is awaited until the last of them is written: no other call comes between.
+        sent = [self._send(transport, words) for words in (("MULTI",), *commands, ("EXEC",))]
+        replies: list[Any] = await asyncio.gather(*sent, return_exceptions=True)
+        done = replies[-1] if isinstance(replies[-1], list) else []
+        for reply in (*replies, *done):
+            if isinstance(reply, BaseException):
+                raise reply
+
+    def _send(
+        self, transport: asyncio.WriteTransport, words: tuple[str | bytes | int, ...]
+    ) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((loop.time(), reply))
+        transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
+        if self._watch is None:
+            self._watch = loop.call_later(self._timeout_s, self._check)
+        return reply
 
     async def close(self) -> None:
         """Close the connection; calls in flight end with ConnectionError. A later call reopens."""

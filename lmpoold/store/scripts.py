@@ -31,10 +31,11 @@ from lmpoold.protocol.views import (
     read_rank_row,
     read_routed,
 )
-from lmpoold.store.lane import Lane
+from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 
-STAGE_CHUNK_PAGES = 1000
+STAGE_CHUNK_PAGES = 250
+"""A chunk holds the server for a fraction of a millisecond, and those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
 
@@ -117,7 +118,7 @@ class PoolStore:
         """Use `redis`, and `lane` for calls of functions; the caller opens and closes both."""
         self.redis = redis
         self.keys = keys
-        self._execute_words = redis.execute_command if lane is None else lane.execute
+        self._lane = lane or Plain(redis)
 
     async def load_library(self) -> None:
         """Load the function library; replacing one of the same name is safe at any time."""
@@ -142,7 +143,7 @@ class PoolStore:
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
-        return await self._execute_words(*words)
+        return await self._lane.execute(*words)
 
     async def configure(self, identity: PoolIdentity, constants: PoolConstants) -> None:
         """Describe the pool, or check that it is the same one.
@@ -333,19 +334,16 @@ class PoolStore:
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
-        await self._stage(stage, {"_": note})
-        names = list(pages)
-        for start in range(0, len(names), STAGE_CHUNK_PAGES):
-            chunk = names[start : start + STAGE_CHUNK_PAGES]
-            await self._stage(stage, {name: str(pages[name]) for name in chunk})
-        await self.call("swap", rank, epoch, new, str(counts), len(names))
+        await self._stage(stage, "_", note)
+        rows = list(pages.items())
+        for start in range(0, len(rows), STAGE_CHUNK_PAGES):
+            chunk = rows[start : start + STAGE_CHUNK_PAGES]
+            await self._stage(stage, *(word for name, page in chunk for word in (name, str(page))))
+        await self.call("swap", rank, epoch, new, str(counts), len(rows))
 
-    async def _stage(self, stage: str, fields: Mapping[Any, Any]) -> None:
+    async def _stage(self, stage: str, *words: str) -> None:
         """Write a chunk; a stage without a time to live never exists, whoever dies when."""
-        async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.hset(stage, mapping=fields)
-            pipe.expire(stage, STAGE_TTL_S)
-            await pipe.execute()
+        await self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S))
 
     async def emit(
         self,
