@@ -29,7 +29,7 @@ from lmpoold.protocol.views import Counts, PageEntry, RouteCall
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.lane import Lane
-from lmpoold.store.scripts import PoolStore
+from lmpoold.store.scripts import STAGE_CHUNK_PAGES, PoolStore
 
 CHAIN = 64
 LONG_US = 1000
@@ -132,6 +132,7 @@ async def measure(ranks: int, pages: int) -> dict[str, Any]:
             stop.set()
             await pinging
             slow: Any = await redis.slowlog_get(1000)
+            spread: Any = (await redis.info("latencystats"))["latency_percentiles_usec_hset"]
             await redis.aclose()
         finally:
             for child in children:
@@ -145,6 +146,7 @@ async def measure(ranks: int, pages: int) -> dict[str, Any]:
         "pages": pages,
         "routable_s": max(found),
         "first_s": min(found),
+        "chunk_us": {name: float(value) for name, value in spread.items()},
         "longest_command_ms": _longest_ms(others),
         "commands_over_1_ms": len(others),
         "function_load_ms": _longest_ms(loads),
@@ -176,6 +178,11 @@ def main(ranks: int, pages: int, out: Path | None, play: int, url: str) -> None:
     click.echo(
         f"{ranks} ranks x {pages:,} pages: the first routable by its cache after "
         f"{found['first_s']:.2f} s, all after {found['routable_s']:.2f} s"
+    )
+    click.echo(
+        f"a chunk of {STAGE_CHUNK_PAGES} pages holds the server for "
+        f"{found['chunk_us']['p50']:.0f} us (p99 {found['chunk_us']['p99']:.0f}, "
+        f"p99.9 {found['chunk_us']['p99.9']:.0f})"
     )
     click.echo(
         f"meanwhile the server's longest command took {found['longest_command_ms']:.2f} ms "

@@ -34,8 +34,8 @@ from lmpoold.protocol.views import (
 from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 
-STAGE_CHUNK_PAGES = 250
-"""A chunk holds the server for a fraction of a millisecond, and those of many workers come at once."""
+STAGE_CHUNK_PAGES = 500
+"""Each holds the server for a fraction of a millisecond; those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
 
@@ -337,8 +337,10 @@ class PoolStore:
         await self._stage(stage, "_", note)
         rows = list(pages.items())
         for start in range(0, len(rows), STAGE_CHUNK_PAGES):
-            chunk = rows[start : start + STAGE_CHUNK_PAGES]
-            await self._stage(stage, *(word for name, page in chunk for word in (name, str(page))))
+            words: list[str] = []
+            for name, page in rows[start : start + STAGE_CHUNK_PAGES]:
+                words += name, str(page)
+            await self._stage(stage, *words)
         await self.call("swap", rank, epoch, new, str(counts), len(rows))
 
     async def _stage(self, stage: str, *words: str) -> None:

@@ -33,7 +33,7 @@ local function parse_row(text)
   if not st then return nil end
   return {state = st, free = tonumber(f), reclaim = tonumber(rc), resv = tonumber(rv),
           resv_tok = tonumber(rt), wait_tok = tonumber(wt), run_tok = tonumber(nt),
-          run = tonumber(rn), ver = ve, epoch = ep}
+          run = tonumber(rn), ver = ve, epoch = ep, born = tonumber(ep)}
 end
 
 local function write_row(rank, c)

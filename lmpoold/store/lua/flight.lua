@@ -50,7 +50,7 @@ local function in_flight(g, rows, b, n, now)
   local found, left, i, deep = {}, 0, #MARKS, n
   for rank, at in pairs(first) do
     local c = rows[rank]
-    if c and c.live and now - at < ttl and at >= tonumber(c.epoch) then found[rank], left = 1, left + 1 end
+    if c and c.live and now - at < ttl and at >= c.born then found[rank], left = 1, left + 1 end
   end
   if left == 0 then return nil end
   while left > 0 and deep > 1 do
@@ -58,7 +58,7 @@ local function in_flight(g, rows, b, n, now)
     local ranks = f.young[name] or f.old[name]
     if ranks then
       for rank, at in pairs(ranks) do
-        if found[rank] == 1 and now - at < ttl and at >= tonumber(rows[rank].epoch) then
+        if found[rank] == 1 and now - at < ttl and at >= rows[rank].born then
           found[rank], left = deep, left - 1
         end
       end

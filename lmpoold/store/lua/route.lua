@@ -93,9 +93,9 @@ local function choose(g, rows, r, ranks, n, draw, lease)
       elseif c.need > c.free - c.resv + c.reclaim then c.verdict = 'full' end
       terms[i] = fmt('%s %d %d %d %d %d %d %s', rank, hit, c.need, c.free - c.resv, c.reclaim, c.queue,
         c.cost, c.verdict)
-      if reclaim > 0 or c.deep > hit or c.hop > 0 or c.lease > 0 then
+      if reclaim > 0 or c.hop > 0 or c.lease > 0 then
         terms[i] = terms[i] .. fmt(' %d %d %d %d', c.deep, reclaim, c.hop, c.lease)
-      end
+      elseif c.deep > hit then terms[i] = terms[i] .. ' ' .. c.deep end
     else
       terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
     end
