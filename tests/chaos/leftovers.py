@@ -18,6 +18,11 @@ OWNED = (
     r"w:\d+",
     "dead",
     "leases",
+    "hot",
+    "links",
+    "plans:log",
+    "plans:refused",
+    "profile",
     "sched:fence",
 )
 """Keys of an idle pool that live as long as it does; the data model says what bounds each."""
@@ -32,6 +37,7 @@ PASSING = (
     "wake",
     "open:.+",
     "sched:lead",
+    "plan:.+",
 )
 """Keys that must have a time to live."""
 
