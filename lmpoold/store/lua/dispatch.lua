@@ -62,8 +62,12 @@ local function route_one(g, cache, r, draw)
     n > 0 and sub(r.hashes, -DIGITS) or '-')
   if hit > 0 and g.background ~= 0 then heat(r, hit, draw) end
   local plan = deepest > hit and fetch(g, cache.rows, ranks, r, n, rank, hit)
-  local entry = call('XADD', P .. 'w:' .. rank, '*', 'kind', 'route', 'id', r.id, 'attempt', r.attempt,
-    'hit', hit, 'p', r.payload, 'tokens', r.tokens, 'plan', plan or '', 'wait_ms', g.fetch_wait_ms)
+  local words = {'kind', 'route', 'id', r.id, 'attempt', r.attempt, 'hit', hit, 'p', r.payload,
+    'tokens', r.tokens}
+  if plan then
+    words[13], words[14], words[15], words[16] = 'plan', plan, 'wait_ms', g.fetch_wait_ms
+  end
+  local entry = call('XADD', P .. 'w:' .. rank, '*', unpack(words))
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
     'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
     'reason', reason, 'terms', terms)

@@ -16,14 +16,22 @@ end
 
 -- The neighbour from which the blocks behind `hit` come cheapest: rank, depth there, us saved, us spent.
 local function neighbour(g, rows, ranks, r, n, rank, hit)
-  local best, deepest, best_saved, best_spent
-  local pace = call('HGET', rank_key(rank, 'info'), 'prefill_us')
+  local others, names = {}, {}
   for i = 1, #ranks do
-    local other, c = ranks[i], rows[ranks[i]]
-    local link = c and c.live and other ~= rank and call('HGET', P .. 'links', other .. '>' .. rank)
-    local fixed, each = match(link or '', '^(%d+) (%d+)')
-    local blocks = fixed and published(c.pages, r.hashes, n, hit) - hit or 0
+    local c = rows[ranks[i]]
+    if c and c.live and ranks[i] ~= rank then
+      others[#others + 1], names[#names + 1] = ranks[i], ranks[i] .. '>' .. rank
+    end
+  end
+  if #others == 0 then return nil end
+  local links, pace = call('HMGET', P .. 'links', unpack(names)), nil
+  local best, deepest, best_saved, best_spent
+  for i = 1, #others do
+    local other = others[i]
+    local fixed, each = match(links[i] or '', '^(%d+) (%d+)')
+    local blocks = fixed and published(rows[other].pages, r.hashes, n, hit) - hit or 0
     if blocks > 0 and blocks >= g.fetch_min_blocks then
+      if pace == nil then pace = call('HGET', rank_key(rank, 'info'), 'prefill_us') end
       local us = tonumber(pace or call('HGET', rank_key(other, 'info'), 'prefill_us') or '')
       if us then
         local saved, spent = blocks * g.block_size * us, fixed + blocks * each
