@@ -355,7 +355,7 @@ async def test_config_shows_every_constant_and_changes_some(ctl, store):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("set", "w_hopp=1"), "bypass_slack, "),
+        (("set", "w_hopp=1"), "there are background, bypass_slack, "),
         (("set", "block_size=32"), "no constant 'block_size'"),
         (("set", "w_hop=1", "max_parked=0"), "max_parked must be from 1"),
         (("set", "w_hop=nan"), "w_hop must be from 0"),
