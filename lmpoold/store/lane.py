@@ -26,7 +26,10 @@ _parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
 
 
 class Plain:
-    """The same calls through redis-py's own pool, for callers that make few."""
+    """The same calls through redis-py's own pool, for callers that make few.
+
+    It also serves clients without a transport that could be taken over, as stand-ins are.
+    """
 
     def __init__(self, redis: Redis) -> None:
         """Use `redis`, which the caller closes."""
@@ -51,7 +54,7 @@ class Lane(asyncio.Protocol):
         """Use the server, credentials and TLS settings of `redis`.
 
         Args:
-            redis: gives the connection; other connections are used as they are, through it.
+            redis: gives the connection, as its pool makes them.
             blocking: for callers that block `LONGEST_BLOCK_S` at most: cancelling such a call
                 closes the connection, which is busy with it.
             timeout_s: a call without a reply for so long ends every call on the connection with a
@@ -66,20 +69,13 @@ class Lane(asyncio.Protocol):
         self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._opening = asyncio.Lock()
         self._watch: asyncio.TimerHandle | None = None
-        kind = getattr(getattr(redis, "connection_pool", None), "connection_class", None)
-        # Anything else, a stand-in of the tests or a cluster's client, has no transport to take.
-        self._direct = getattr(kind, "__module__", "").startswith(("redis.asyncio.", "lmpoold."))
 
     async def execute(self, *words: str | bytes | int) -> Any:
         """Send one command; returns its reply, undecoded.
 
         Raises: redis-py's exceptions: ResponseError and its kin, ConnectionError, TimeoutError.
         """
-        if not self._direct:
-            return await Plain(self._redis).execute(*words)
-        transport = self._transport
-        if transport is None:
-            transport = await self._open()
+        transport = self._transport or await self._open()
         reply = self._send(transport, words)
         if not self._blocking:
             return await reply
@@ -94,9 +90,6 @@ class Lane(asyncio.Protocol):
 
         Raises: as `execute`; ResponseError of the first one that failed.
         """
-        if not self._direct:
-            await Plain(self._redis).together(*commands)
-            return
         transport = self._transport or await self._open()
         # Nothing is awaited until the last of them is written: no other call comes between.
         sent = [self._send(transport, words) for words in (("MULTI",), *commands, ("EXEC",))]

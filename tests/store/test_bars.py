@@ -36,7 +36,7 @@ async def test_every_lmpoold_sees_the_same_prefixes_and_the_same_load(redis, ser
 
 
 async def calls_of_a_route(pool, number: int) -> int:
-    """Commands that the server runs for one route on an idle pool, the function's own among them."""
+    """Commands that the server runs for one route on an idle pool, the call of it among them."""
     redis = pool.store.redis
     await pool.store.load_library()  # it forgets what it remembers of earlier calls
     entry = await pool.send(prompt="x", id=f"q{number}")
