@@ -26,7 +26,7 @@ class Inbox:
     """One consumer of one group on one stream, on a connection of its own."""
 
     def __init__(self, lane: Lane | Plain, stream: str, group: str, consumer: str) -> None:
-        """Read `stream` as `consumer` of `group` over `lane`, which has no timeout."""
+        """Read `stream` as `consumer` of `group` over `lane`, which is for reads that block."""
         self._lane = lane
         self._stream = stream
         self._group = group
