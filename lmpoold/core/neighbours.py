@@ -35,7 +35,7 @@ def linked(facts: Mapping[int, Mapping[str, str]], pairs: str) -> dict[Pair, str
     """Return every ordered pair of ranks that can move blocks, with its way.
 
     Args:
-        facts: what each rank that is up says of itself.
+        facts: what each rank that lives says of itself.
         pairs: the pool's constant: "0-1,2-3" leaves out whoever has no direct link, "" nobody.
     """
     named = {frozenset(map(int, word.split("-"))) for word in pairs.split(",") if word}

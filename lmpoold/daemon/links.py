@@ -55,7 +55,9 @@ class LinkKeeper:
             return
         await self._read_profile(int(cfg["kv_block_bytes"]))
         await self._learn(now_s)
-        ranks = [row.rank for row in await self._plans.store.ranks() if row.state == "up"]
+        # A link joins two workers that live; whether one takes requests just now is for each plan.
+        rows = await self._plans.store.ranks()
+        ranks = [row.rank for row in rows if row.state in ("up", "drain")]
         facts = {rank: await self._plans.rank_facts(rank) for rank in ranks}
         self.ways = linked(facts, cfg.get("pairs", ""))
         await self._write(now_s)

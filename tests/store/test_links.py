@@ -44,6 +44,15 @@ async def test_ranks_that_can_move_blocks_are_linked_both_ways(pool, keeper):
     assert await line(pool) is None
 
 
+async def test_a_rank_that_drains_for_a_while_keeps_its_links(pool, keeper):
+    await keeper.turn("t")
+    await pool.store.drain(1, draining=True)
+    await keeper.turn("t")
+    assert await line(pool) is not None
+    await pool.store.drain(1, draining=False)
+    assert await line(pool) is not None
+
+
 async def test_a_rank_without_a_way_is_not_linked(pool, keeper):
     await pool.join(2)
     await keeper.turn("t")
