@@ -7,7 +7,9 @@ O(log n), amortised.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush, nsmallest
+from types import MappingProxyType
 from typing import Protocol
 
 _SLACK = 64
@@ -55,6 +57,17 @@ def lru_with_credit(credit_s: float) -> ReclaimPolicy:
     return key
 
 
+REUSE_CREDIT_S = 600.0
+"""Time a hit is worth: users come back to a conversation within minutes, or not at all."""
+
+POLICIES: Mapping[str, ReclaimPolicy] = MappingProxyType(
+    {"credit": lru_with_credit(REUSE_CREDIT_S), "lru": lru, "lfu": lfu_then_lru}
+)
+"""Every policy by name, the default one first; `benchmarks.sim` compares them on real traces."""
+
+DEFAULT_POLICY = POLICIES["credit"]
+
+
 class LeafHeap:
     """The reclaimable leaves, cheapest first."""
 
@@ -93,6 +106,11 @@ class LeafHeap:
             if self._stamps.get(block) == stamp:
                 del self._stamps[block]
                 return block
+
+    def coldest(self, most: int) -> list[int]:
+        """Return the leaves that would be taken out next, in order; O(n)."""
+        live = (entry for entry in self._heap if self._stamps.get(entry[1]) == entry[2])
+        return [block for _, block, _ in nsmallest(most, live)]
 
     def check(self, leaves: set[int]) -> None:
         """Assert that exactly `leaves` are here, each with one live entry."""
