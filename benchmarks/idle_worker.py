@@ -17,7 +17,8 @@ from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
 from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.precision import dtype_bytes
 from workers.core.batch import Batch, Sampled
-from workers.daemon.answers import Vocabulary
+from workers.daemon.answers import Decode, Vocabulary
+from workers.daemon.engine import Plant
 from workers.daemon.membership import Pool, identity
 from workers.daemon.serve import Equipment, serve
 from workers.daemon.settings import WorkerConfig
@@ -46,14 +47,31 @@ def decode(ids: Sequence[int]) -> str:
     return "A" * len(ids)
 
 
-@click.command()
-@click.option("--redis-url", required=True)
-@click.option("--rank", default=0)
-@click.option("--blocks", default=200_000)
-@click.option("--lookahead", default=0)
-def main(redis_url: str, rank: int, blocks: int, lookahead: int) -> None:
-    """Serve rank RANK without a model."""
-    log_to_stderr("warning")
+def serve_without_model(
+    make_plant: Callable[[int], Plant],
+    decode: Decode,
+    *,
+    digest: str,
+    blocks: int,
+    redis_url: str,
+    rank: int,
+    max_num_seqs: int,
+    max_batched_tokens: int,
+    lookahead: int,
+) -> None:
+    """Run a worker of `MODEL`'s pool over a stand-in, until it is told to stop.
+
+    Args:
+        make_plant: called with the tokens a block.
+        decode: token ids to text.
+        digest: in place of the weights'; workers of one pool have the same one.
+        blocks: of the pool.
+        redis_url: of the server.
+        rank: to serve.
+        max_num_seqs: most sequences running at once.
+        max_batched_tokens: most tokens a step computes.
+        lookahead: batches chosen ahead.
+    """
     folder = resolve(MODEL, cache=cache_root(os.environ))
     mark = fingerprint(folder)
 
@@ -61,11 +79,11 @@ def main(redis_url: str, rank: int, blocks: int, lookahead: int) -> None:
         size = kv_block_bytes(folder.config(), pool.block_size, dtype_bytes(pool.dtype))
         progress("load", 1, 1)
         return Equipment(
-            plant=IdlePlant(),
+            plant=make_plant(pool.block_size),
             vocabulary=Vocabulary(decode, {}),
             stop_ids=frozenset(),
             fingerprint=mark,
-            identity=identity(pool, dtype=pool.dtype, mark=mark, block_bytes=size, digest="none"),
+            identity=identity(pool, dtype=pool.dtype, mark=mark, block_bytes=size, digest=digest),
             blocks=blocks,
         )
 
@@ -74,11 +92,32 @@ def main(redis_url: str, rank: int, blocks: int, lookahead: int) -> None:
         cache=cache_root(os.environ),
         model=MODEL,
         rank=rank,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        lookahead=lookahead,
+    )
+    uvloop.run(serve(config, build))
+
+
+@click.command()
+@click.option("--redis-url", required=True)
+@click.option("--rank", default=0)
+@click.option("--blocks", default=200_000)
+@click.option("--lookahead", default=0)
+def main(redis_url: str, rank: int, blocks: int, lookahead: int) -> None:
+    """Serve rank RANK without a model."""
+    log_to_stderr("warning")
+    serve_without_model(
+        lambda _: IdlePlant(),
+        decode,
+        digest="none",
+        blocks=blocks,
+        redis_url=redis_url,
+        rank=rank,
         max_num_seqs=256,
         max_batched_tokens=65536,
         lookahead=lookahead,
     )
-    uvloop.run(serve(config, build))
 
 
 if __name__ == "__main__":

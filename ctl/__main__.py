@@ -10,14 +10,17 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from ctl.commands.cancel import cancel
+from ctl.commands.config import config
 from ctl.commands.demo import demo
 from ctl.commands.drain import drain
 from ctl.commands.explain import explain
 from ctl.commands.pages import pages
+from ctl.commands.plans import plans
 from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
 from ctl.commands.submit import submit
+from ctl.commands.topology import topology
 from ctl.commands.up import up
 from ctl.target import Unreachable
 from lmpoold.protocol.errors import ConfigError, LMPoolError
@@ -51,7 +54,22 @@ def lmpoolctl() -> None:
     """
 
 
-for command in (up, demo, submit, status, ranks, pages, explain, cancel, drain, redis):
+COMMANDS = (
+    up,
+    demo,
+    submit,
+    status,
+    ranks,
+    pages,
+    plans,
+    explain,
+    cancel,
+    drain,
+    config,
+    topology,
+    redis,
+)
+for command in COMMANDS:
     lmpoolctl.add_command(command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.views import parse_words
@@ -14,6 +14,11 @@ SENTENCES = {
     "and its shorter queue more than makes up for the rest",
     "load_outweighs_prefix": "another rank holds a prefix, but computing it anew here costs less "
     "than waiting there",
+    "prefix_in_flight": "a request before it is about to compute the longest prefix there, so it "
+    "follows and shares it",
+    "placement_lease": "it holds the prefix under a placement lease, which made it the cheapest",
+    "pair_spill": "the owner of the prefix is much busier, so its neighbour took it over at a "
+    "bounded extra cost",
     "no_prefix_hit": "no rank holds the first block of the prompt, so the least loaded took it",
     "no_complete_block": "the prompt is shorter than one block, so nothing of it can be cached: "
     "the least loaded took it",
@@ -30,10 +35,15 @@ class Candidate:
 
     Attributes:
         hit: leading blocks of the prompt that it held.
+        deep: those, and what a request before it was about to compute.
         need: blocks it would have to find.
         free: blocks it had left, reservations taken off; below zero when over-committed.
         reclaimable: cached blocks it could forget.
         queue: cost of the work before the request, in tokens of prefill.
+        prefill: cost of computing what it lacks.
+        reclaim: cost of forgetting cache to make room.
+        hop: cost of the way from the request's origin.
+        lease: what a placement lease took off.
         cost: cost in all, the same unit.
         verdict: `ok`, `full`, `down`, `drain`, or `worse`: not searched to the end, for even with
             `hit` blocks (at most) it would cost `cost` (at least).
@@ -41,10 +51,15 @@ class Candidate:
 
     rank: int
     hit: int
+    deep: int
     need: int
     free: int
     reclaimable: int
     queue: int
+    prefill: int
+    reclaim: int
+    hop: int
+    lease: int
     cost: int
     verdict: str
 
@@ -93,15 +108,11 @@ def read_explanation(lines: Sequence[str]) -> Explanation:
 def _candidate(line: str) -> Candidate:
     words = parse_words(line)
     try:
+        numbers = {field.name: words[field.name] for field in fields(Candidate)[1:-1]}
         return Candidate(
             rank=int(words["candidate"]),
-            hit=int(words["hit"]),
-            need=int(words["need"]),
-            free=int(words["free"]),
-            reclaimable=int(words["reclaimable"]),
-            queue=int(words["queue"]),
-            cost=int(words["cost"]),
             verdict=words["verdict"],
+            **{name: int(text) for name, text in numbers.items()},
         )
     except (KeyError, ValueError) as error:
         raise DecodeError(f"not a candidate: {error}") from None

@@ -107,7 +107,7 @@ async def open_store(target: Target) -> AsyncIterator[PoolStore]:
     """
     url = target.url()
     with server_errors(url):
-        redis = open_redis(url)
+        redis = open_redis(url, pool=target.pool)
         try:
             await redis.ping()
             yield PoolStore(redis, target.keys)

@@ -71,8 +71,8 @@ class PoolClient:
             patience_s: how long a call goes on trying while the server is away.
         """
         self._patience_s = patience_s
-        self._redis = open_redis(url)
-        self._blocking = open_redis(url, blocking=True)
+        self._redis = open_redis(url, pool=pool)
+        self._blocking = open_redis(url, pool=pool, blocking=True)
         self._store = PoolStore(self._redis, Keyspace(pool))
         self._client = f"c-{uuid.uuid4().hex}"
         self._waiting: dict[str, asyncio.Queue[Output | Exception]] = {}

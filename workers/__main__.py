@@ -35,6 +35,14 @@ from workers.daemon.settings import WorkerConfig
 @click.option("--max-num-seqs", default=0, help="That run at once; 0: 64, 256 on a GPU.")
 @click.option("--max-batched-tokens", default=0, help="A step's most; 0: 512, 2048 on a GPU.")
 @click.option("--lookahead", type=click.IntRange(0, 1), help="Steps ahead; 0, 1 on a GPU.")
+@click.option(
+    "--transport",
+    default="auto",
+    type=click.Choice(["auto", "peer", "nccl", "gloo", "off"]),
+    help="How K/V goes to other workers and comes from them.",
+)
+@click.option("--transfer-host", default="127.0.0.1", help="Where other workers reach this one.")
+@click.option("--check/--no-check", default=False, help="Assert the blocks' invariants; for tests.")
 @click.option("--log-level", default="info")
 @click.version_option(package_name="lmpool")
 @click.pass_context

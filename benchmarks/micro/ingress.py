@@ -34,8 +34,8 @@ class Load:
 
     def __init__(self, url: str, rate: float, seconds: float, label: str) -> None:
         # Bare connections: on two cores the load must not be a load.
-        self._sender = redis.Redis.from_url(url).connection_pool.make_connection()
-        self._reader = redis.Redis.from_url(url).connection_pool.make_connection()
+        self._sender = redis.Redis.from_url(url, protocol=2).connection_pool.make_connection()
+        self._reader = redis.Redis.from_url(url, protocol=2).connection_pool.make_connection()
         self._keys = Keyspace()
         self._rate = rate
         self._label = label

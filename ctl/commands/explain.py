@@ -23,6 +23,12 @@ CANDIDATES = (
     Column("verdict"),
 )
 
+TERMS = (
+    Column("rank", number=True),
+    *(Column(name, number=True) for name in ("in flight", "queue", "prefill", "reclaim", "hop")),
+    *(Column(name, number=True) for name in ("lease", "cost")),
+)
+
 
 @click.command(short_help="Show why a request went where it went.")
 @target_options
@@ -31,7 +37,8 @@ CANDIDATES = (
 def explain(target: Target, request: str, as_json: bool) -> None:
     """Show a request's state, what each rank offered when it was routed, and the reason.
 
-    hit, need, free and cached count blocks; queue and cost count tokens of prefill.
+    hit, in flight, need, free and cached count blocks; the rest counts tokens of prefill:
+    cost = queue + prefill + reclaim + hop - lease.
 
     \b
     Example:  lmpoolctl submit --id sky "Why is the sky blue?"
@@ -52,7 +59,7 @@ def explain(target: Target, request: str, as_json: bool) -> None:
         print(line)
     if found.candidates:
         print()
-        show([candidates_sheet(found)])
+        show([candidates_sheet(found), terms_sheet(found)])
 
 
 def summary(found: Explanation) -> list[str]:
@@ -85,3 +92,17 @@ def candidates_sheet(found: Explanation) -> Sheet:
         for each in found.candidates
     ]
     return sheet(CANDIDATES, rows)
+
+
+def terms_sheet(found: Explanation) -> Sheet:
+    """Return what each rank's cost is made of."""
+    names = ("queue", "prefill", "reclaim", "hop", "lease", "cost")
+    rows = [
+        (
+            each.rank,
+            compact(max(0, each.deep - each.hit)),
+            *(compact(getattr(each, name)) for name in names),
+        )
+        for each in found.candidates
+    ]
+    return sheet(TERMS, rows)

@@ -43,7 +43,7 @@ def redis(target: Target, words: tuple[str, ...]) -> int:
 async def _pass(target: Target, words: tuple[str, ...]) -> int:
     form = pretty if sys.stdout.isatty() else raw
     async with open_store(target):  # says what to do if the server does not answer
-        client = open_redis(target.url(), unbounded=True)
+        client = open_redis(target.url(), pool=target.pool, unbounded=True)
         # A connection of our own: redis-py reshapes replies to known commands, and hides pushes.
         connection = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:

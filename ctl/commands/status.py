@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from redis.exceptions import ResponseError
 from rich.console import Group
 from rich.live import Live
 
@@ -15,6 +16,7 @@ from ctl.commands.ranks import row_json, used_blocks
 from ctl.render import Column, Sheet, compact, percent, sheet, terminal, to_json
 from ctl.target import Target, json_option, open_store, shown_url, target_options
 from ctl.terminal import console, run, show
+from lmpoold.protocol.keys import INGRESS_GROUP
 from lmpoold.protocol.views import RankRow
 from lmpoold.store.connect import judge_server
 from lmpoold.store.scripts import PoolStore
@@ -42,6 +44,8 @@ class Status:
         parked: requests that wait for room.
         dead: entries that could not be served.
         leader: the lmpoold that leads, "" for none.
+        token: the last leader's fencing token, "" before the first.
+        daemons: lmpoold that read ingress.
     """
 
     server: str
@@ -53,6 +57,8 @@ class Status:
     parked: int
     dead: int
     leader: str
+    token: str
+    daemons: int
 
     @property
     def up(self) -> int:
@@ -81,6 +87,8 @@ class Status:
             "parked": self.parked,
             "dead": self.dead,
             "leader": self.leader,
+            "token": self.token,
+            "daemons": self.daemons,
         }
 
 
@@ -139,7 +147,7 @@ async def read_status(store: PoolStore, url: str) -> Status:
         redis.xlen(keys.ingress), redis.zcard(keys.parked), redis.xlen(keys.dead)
     )
     ingress, parked, dead = await waiting
-    leader: Any = await redis.get(keys.lead)
+    leader, token = [each.decode() if each else "" for each in await _lead(store)]
     return Status(
         server=judge_server(await redis.info("everything")),
         url=shown_url(url),
@@ -149,8 +157,23 @@ async def read_status(store: PoolStore, url: str) -> Status:
         ingress=ingress,
         parked=parked,
         dead=dead,
-        leader=leader.decode() if leader else "",
+        leader=leader,
+        token=token,
+        daemons=await _daemons(store),
     )
+
+
+async def _lead(store: PoolStore) -> list[Any]:
+    found: list[Any] = await store.redis.mget([store.keys.lead, store.keys.fence])
+    return found
+
+
+async def _daemons(store: PoolStore) -> int:
+    try:
+        readers: list[Any] = await store.redis.xinfo_consumers(store.keys.ingress, INGRESS_GROUP)
+    except ResponseError:
+        return 0  # no lmpoold has made the group yet
+    return len(readers)
 
 
 def status_sheets(found: Status) -> list[Sheet]:
@@ -161,7 +184,7 @@ def status_sheets(found: Status) -> list[Sheet]:
         ("server", f"{found.server} at {found.url}"),
         ("model", cfg.get("model", "none yet: no lmpoold has described the pool")),
         ("blocks", f"{cfg.get('block_size', '?')} tokens each; context {context} tokens"),
-        ("leader", found.leader or "none"),
+        ("lmpoold", f"{found.daemons}; {found.leader or 'none'} leads"),
         ("waiting", f"{found.ingress} in ingress, {found.parked} parked; {found.dead} dead"),
         (
             "totals",

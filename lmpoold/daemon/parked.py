@@ -18,7 +18,7 @@ POLL_S = 0.25
 
 
 class Parked:
-    """Retries the parked set, oldest deadline first within a priority."""
+    """Retries the parked set, nearest deadline first."""
 
     def __init__(self, store: PoolStore, blocking: Redis, reader: Reader) -> None:
         """Wait on `blocking`, a client without read timeout."""

@@ -84,6 +84,8 @@ class Reader:
             tokens=encode_tokens(token_ids),
             deadline_ms=payload.deadline_ms,
             attempt=attempt,
+            priority=payload.priority,
+            origin=payload.origin,
         )
 
     def _read(self, entry: str, values: Mapping[bytes, bytes]) -> RouteCall | Refused:
@@ -123,6 +125,7 @@ class Reader:
             priority=request.priority,
             deadline_ms=deadline_ms,
             salt=request.salt,
+            origin=-1 if request.origin is None else request.origin,
         )
         return RouteCall(
             id=request.id,
@@ -134,4 +137,6 @@ class Reader:
             payload=payload.encode(),
             tokens=encode_tokens(token_ids),
             deadline_ms=deadline_ms,
+            priority=payload.priority,
+            origin=payload.origin,
         )

@@ -96,8 +96,8 @@ async def serve(config: DaemonConfig) -> None:
         block_size=config.block_size,
         limits=Limits(longest, text.vocab_size),
     )
-    redis = open_redis(config.redis_url)
-    blocking = open_redis(config.redis_url, blocking=True)
+    redis = open_redis(config.redis_url, pool=config.pool)
+    blocking = open_redis(config.redis_url, pool=config.pool, blocking=True)
     calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, keys, calls)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"

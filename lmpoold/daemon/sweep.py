@@ -1,11 +1,16 @@
-"""The reaper: whatever has outlived its time is ended, by one lmpoold at a time."""
+"""What one lmpoold at a time does: end what has outlived its time, and look after the links."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+from lmpoold.daemon.links import LinkKeeper
+from lmpoold.daemon.place import Placer
+from lmpoold.protocol.errors import Stale
 from lmpoold.shell.steady import pause, steadily
+from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 
 log = logging.getLogger(__name__)
@@ -22,6 +27,9 @@ class Sweeper:
     def __init__(self, store: PoolStore, owner: str) -> None:
         """Lead as `owner`, a name no other process has."""
         self._store = store
+        self._plans = PlanStore(store)
+        self._links = LinkKeeper(self._plans)
+        self._placer = Placer(self._plans, self._links)
         self._owner = owner
         self._leading = False
 
@@ -38,8 +46,15 @@ class Sweeper:
         token = await self._store.acquire(self._owner, LEAD_TTL_MS)
         if (token is not None) != self._leading:
             self._leading = token is not None
+            self._links.forget()
+            self._placer.forget()
             log.info("leads" if self._leading else "leads no more", extra={"token": token})
         if token is None:
             return
         for deed in await self._store.reap(MOST):
             log.warning("reaped", extra={"deed": deed})
+        with contextlib.suppress(Stale):  # another one has begun to lead since
+            for deed in await self._plans.reap(token, MOST):
+                log.warning("plan reaped", extra={"deed": deed})
+            await self._links.turn(token)
+            await self._placer.turn(token)

@@ -10,6 +10,8 @@ LMPoolError
 │   ├── Stale                older epoch, generation or snapshot
 │   ├── Conflict             somebody moved first
 │   └── NoCapacity           a bounded set is full
+├── TransferFailed       the plan aborts and the source keeps its blocks
+│   └── TransferTimeout      its deadline passed
 ├── InvalidRequest       the producer: an error entry says what to change
 └── RequestFailed        the asker: the pool answered with an error entry
 """
@@ -55,6 +57,14 @@ class Conflict(Rejected):
 
 class NoCapacity(Rejected):
     """A bounded set is full."""
+
+
+class TransferFailed(LMPoolError):
+    """Blocks were not moved: the pair is lost or was never made. The source still has them."""
+
+
+class TransferTimeout(TransferFailed):
+    """The other half of a move, or of a pair, was not done by its deadline."""
 
 
 class InvalidRequest(LMPoolError):

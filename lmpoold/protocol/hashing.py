@@ -48,6 +48,14 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+def unpack_tokens(packed: bytes) -> tuple[int, ...]:
+    """Return the token ids that `token_bytes` packed."""
+    ids = array("i", packed)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return tuple(ids)
+
+
 def next_hash(parent: PrefixHash, token_ids: Sequence[int]) -> PrefixHash:
     """Name the block of `token_ids` that follows the block (or domain root) `parent`."""
     digest = xxhash.xxh3_128_hexdigest(bytes.fromhex(parent) + token_bytes(token_ids))

@@ -69,13 +69,65 @@ class Keyspace:
         """STRING PX: the lmpoold that leads."""
         return self.prefix + "sched:lead"
 
+    @property
+    def plans(self) -> str:
+        """ZSET of live transfer plans, by the deadline of their phase (unix ms)."""
+        return self.prefix + "plans"
+
+    @property
+    def plan_log(self) -> str:
+        """STREAM of settled plans with their figures."""
+        return self.prefix + "plans:log"
+
+    @property
+    def plan_refusals(self) -> str:
+        """STREAM of plans that were weighed and not begun, with the numbers."""
+        return self.prefix + "plans:refused"
+
+    @property
+    def links(self) -> str:
+        """HASH `source>destination` -> what moving blocks costs on that link."""
+        return self.prefix + "links"
+
+    @property
+    def hot(self) -> str:
+        """ZSET of hashes of found blocks, by how many requests found them lately."""
+        return self.prefix + "hot"
+
+    @property
+    def profile(self) -> str:
+        """STRING: what calibration measured, JSON."""
+        return self.prefix + "profile"
+
+    def plan(self, plan_id: str) -> str:
+        """HASH of a transfer plan."""
+        return f"{self.prefix}plan:{plan_id}"
+
+    def rank_facts(self, rank: int) -> str:
+        """HASH of what a rank's worker says of itself."""
+        return f"{self.prefix}r:{rank}:info"
+
     def worker(self, rank: int) -> str:
-        """STREAM of routes and cancels for a rank; its one group is named by the rank's epoch."""
+        """STREAM of routes, cancels and plan orders for a rank; its group is named by its epoch."""
         return f"{self.prefix}w:{rank}"
 
     def out(self, client: str) -> str:
         """STREAM of answers for a client."""
         return f"{self.prefix}out:{client}"
+
+    def open(self, client: str) -> str:
+        """SET of a client's open requests, while their number is bounded."""
+        return f"{self.prefix}open:{client}"
+
+    @property
+    def leases(self) -> str:
+        """HASH prefix hash -> placement lease."""
+        return self.prefix + "leases"
+
+    @property
+    def fence(self) -> str:
+        """STRING: the last fencing token."""
+        return self.prefix + "sched:fence"
 
     def request(self, request_id: str) -> str:
         """HASH of a request's state."""

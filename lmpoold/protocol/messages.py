@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.request import Sampling
+from lmpoold.protocol.transfer import ORDERS, PlanOrder, read_order
 
 PROTOCOL = "1"
 """Version of these messages and of the function library; a worker with another one is refused."""
@@ -40,6 +41,7 @@ class Payload:
     Attributes:
         prompt_tokens: length of the original prompt; tokens behind it were emitted before.
         deadline_ms: unix milliseconds by Redis's clock, 0 = none was given.
+        origin: the rank where the asker is, -1 for none.
     """
 
     client: str
@@ -48,6 +50,7 @@ class Payload:
     priority: int = 0
     deadline_ms: int = 0
     salt: str = ""
+    origin: int = -1
 
     def encode(self) -> str:
         """Return the payload as one line of JSON."""
@@ -69,7 +72,12 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A request that `route` gave to a worker."""
+    """A request that `route` gave to a worker.
+
+    Attributes:
+        plan: the transfer plan that brings blocks of its prompt, "" if none does.
+        wait_s: how long to wait for it before computing them.
+    """
 
     entry: str
     id: str
@@ -77,6 +85,8 @@ class Dispatch:
     hit: int
     payload: Payload
     tokens: list[int]
+    plan: str = ""
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ def decode_tokens(text: str | bytes) -> list[int]:
         raise DecodeError("token ids must be whole numbers parted by blanks") from None
 
 
-def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch | Cancel:
+def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch | Cancel | PlanOrder:
     """Read one entry of a worker stream.
 
     Raises: DecodeError: the entry is none of ours.
@@ -115,9 +125,13 @@ def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch |
                     hit=int(values[b"hit"]),
                     payload=Payload.decode(values[b"p"]),
                     tokens=decode_tokens(values[b"tokens"]),
+                    plan=values.get(b"plan", b"").decode(),
+                    wait_s=int(values.get(b"wait_ms", b"0")) / 1000,
                 )
             case b"cancel":
                 return Cancel(entry, values[b"id"].decode())
+            case kind if kind.decode() in ORDERS:
+                return read_order(entry, values)
             case kind:
                 raise DecodeError(f"unknown kind {kind!r}")
     except (KeyError, ValueError) as error:

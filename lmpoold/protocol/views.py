@@ -135,6 +135,8 @@ class RouteCall:
         source: ingress entry id, or `parked`.
         deadline_ms: unix milliseconds, 0 for the pool's default.
         candidates: ranks to choose from; empty for every rank.
+        priority: above 0, it goes before what waits on a rank.
+        origin: the rank where the asker is, -1 for none.
         payload: handed to the worker unread.
         tokens: prompt token ids, parted by blanks.
     """
@@ -150,15 +152,19 @@ class RouteCall:
     deadline_ms: int = 0
     attempt: int = 0
     candidates: tuple[int, ...] = ()
+    priority: int = 0
+    origin: int = -1
 
     def to_args(self) -> tuple[str, ...]:
         """Return the 8 arguments of `route`."""
         return (
             self.id,
             self.source,
-            f"{self.prompt_tokens} {self.max_tokens} {self.deadline_ms} {self.attempt}",
+            f"{self.prompt_tokens} {self.max_tokens} {self.deadline_ms} {self.attempt}"
+            + (f" {self.priority}" if self.priority else ""),
             "".join(self.hashes),
-            ",".join(map(str, self.candidates)) or "*",
+            (",".join(map(str, self.candidates)) or "*")
+            + (f"@{self.origin}" if self.origin >= 0 else ""),
             self.client,
             self.payload,
             self.tokens,

@@ -9,8 +9,14 @@ import random
 import signal
 from collections.abc import Awaitable, Callable
 
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as ServerLost
-from redis.exceptions import ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.protocol.backoff import decide_wait
@@ -21,16 +27,16 @@ log = logging.getLogger(__name__)
 GC_YOUNG_OBJECTS = 20_000
 """Objects made since the last collection that start the next one; a request makes some hundreds."""
 
-LOST = (ServerLost, ServerSlow, ReadOnlyError, OSError)
+ELSEWHERE = (ReadOnlyError, AskError, TryAgainError, ClusterDownError)
+"""The server is not the primary (MovedError and MasterDownError are among these)."""
+LOST = (ServerLost, ServerSlow, OSError, *ELSEWHERE)
 """The server went away or is not the primary any more: it comes back, or another takes over."""
 
 
 def is_lost(error: BaseException) -> bool:
     """Whether an error says that the server is away for a while, or has forgotten a group."""
     if isinstance(error, ResponseError):
-        return str(error).startswith(
-            ("LOADING", "NOGROUP", "UNBLOCKED", "MASTERDOWN", "CLUSTERDOWN")
-        )
+        return isinstance(error, ELSEWHERE) or str(error).startswith(("NOGROUP", "UNBLOCKED"))
     return isinstance(error, LOST)
 
 

@@ -11,6 +11,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
 
 from lmpoold.protocol.errors import ConfigError, UnsafeServer
+from lmpoold.protocol.keys import DEFAULT_POOL
+from lmpoold.store.primary import open_primary
 
 MIN_REDIS = (7, 0)
 MIN_VALKEY = (7, 2)
@@ -22,33 +24,42 @@ closes no connection: without a time limit behind it such a read would wait for 
 
 
 def open_redis(
-    url: str, *, blocking: bool = False, unbounded: bool = False, max_connections: int = 256
+    url: str,
+    *,
+    pool: str = DEFAULT_POOL,
+    blocking: bool = False,
+    unbounded: bool = False,
+    timeout_s: float = CALL_TIMEOUT_S,
+    max_connections: int = 256,
 ) -> Redis:
-    """Return a client for `unix://`, `redis://` or `rediss://` URLs; nothing is sent yet.
+    """Return a client for the server that a URL names; nothing is sent yet.
 
     Nothing is retried by the client itself: a lost reply to XADD must not become a second entry.
 
     Args:
-        url: as redis-py reads it; `rediss://` for TLS, with `ssl_ca_certs` and the like as query.
+        url: `unix://`, `redis://` or `rediss://` as redis-py reads them, with `ssl_ca_certs` and
+            the like as query; Sentinel and Cluster URLs as `open_primary` does.
+        pool: whose keys a cluster node must have.
         blocking: for callers of XREAD, BLPOP and the like that block `LONGEST_BLOCK_S` at most.
         unbounded: for callers that may wait for ever: no read timeout at all.
-        max_connections: of the pool.
+        timeout_s: for a call that does not block, and for connecting.
+        max_connections: of the client.
     Raises: ConfigError: the URL cannot be read.
     """
-    timeout_s = CALL_TIMEOUT_S + (LONGEST_BLOCK_S if blocking else 0.0)
+    options: dict[str, Any] = {
+        "socket_timeout": None if unbounded else timeout_s + (LONGEST_BLOCK_S if blocking else 0.0),
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": max_connections,
+        "protocol": 2,
+    }
     try:
-        return Redis.from_url(
-            url,
-            socket_timeout=None if unbounded else timeout_s,
-            socket_connect_timeout=CALL_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            max_connections=max_connections,
-            protocol=2,
-        )
+        return open_primary(url, pool, **options) or Redis.from_url(url, **options)
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"cannot read the Redis URL: {error}; give unix:///path/to/socket, "
-            "redis://host:6379/0 or rediss://user:password@host:6380/0"
+            "redis://host:6379/0, rediss://user:password@host:6380/0, "
+            "redis+sentinel://host:26379,host:26379/service or redis+cluster://host:6379,host:6379"
         ) from None
 
 

@@ -20,8 +20,31 @@ from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
+from lmpoold.store.primary import MOVED
 
 _parse_error = links.BaseParser.parse_error  # type: ignore[attr-defined]
+
+
+class Plain:
+    """The same calls through redis-py's own pool, for callers that make few.
+
+    It also serves clients without a transport that could be taken over, as stand-ins are.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        """Use `redis`, which the caller closes."""
+        self._redis = redis
+
+    async def execute(self, *words: str | bytes | int) -> Any:
+        """As `Lane.execute`."""
+        return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
+
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
+        """As `Lane.together`."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for words in commands:
+                pipe.execute_command(*words)
+            await pipe.execute()
 
 
 class Lane(asyncio.Protocol):
@@ -31,7 +54,7 @@ class Lane(asyncio.Protocol):
         """Use the server, credentials and TLS settings of `redis`.
 
         Args:
-            redis: gives the connection; other connections are used as they are, through it.
+            redis: gives the connection, as its pool makes them.
             blocking: for callers that block `LONGEST_BLOCK_S` at most: cancelling such a call
                 closes the connection, which is busy with it.
             timeout_s: a call without a reply for so long ends every call on the connection with a
@@ -46,26 +69,14 @@ class Lane(asyncio.Protocol):
         self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
         self._opening = asyncio.Lock()
         self._watch: asyncio.TimerHandle | None = None
-        kind = getattr(getattr(redis, "connection_pool", None), "connection_class", None)
-        # Anything else, a stand-in of the tests or a cluster's client, has no transport to take.
-        self._direct = getattr(kind, "__module__", "").startswith("redis.asyncio.")
 
     async def execute(self, *words: str | bytes | int) -> Any:
         """Send one command; returns its reply, undecoded.
 
         Raises: redis-py's exceptions: ResponseError and its kin, ConnectionError, TimeoutError.
         """
-        if not self._direct:
-            return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
-        transport = self._transport
-        if transport is None:
-            transport = await self._open()
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Any] = loop.create_future()
-        self._waiting.append((loop.time(), reply))
-        transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
-        if self._watch is None:
-            self._watch = loop.call_later(self._timeout_s, self._check)
+        transport = self._transport or await self._open()
+        reply = self._send(transport, words)
         if not self._blocking:
             return await reply
         try:
@@ -73,6 +84,31 @@ class Lane(asyncio.Protocol):
         except asyncio.CancelledError:
             self._drop(ServerLost("the call was cancelled"))
             raise
+
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
+        """Run commands as one transaction, in one write.
+
+        Raises: as `execute`; ResponseError of the first one that failed.
+        """
+        transport = self._transport or await self._open()
+        # Nothing is awaited until the last of them is written: no other call comes between.
+        sent = [self._send(transport, words) for words in (("MULTI",), *commands, ("EXEC",))]
+        replies: list[Any] = await asyncio.gather(*sent, return_exceptions=True)
+        done = replies[-1] if isinstance(replies[-1], list) else []
+        for reply in (*replies, *done):
+            if isinstance(reply, BaseException):
+                raise reply
+
+    def _send(
+        self, transport: asyncio.WriteTransport, words: tuple[str | bytes | int, ...]
+    ) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append((loop.time(), reply))
+        transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]
+        if self._watch is None:
+            self._watch = loop.call_later(self._timeout_s, self._check)
+        return reply
 
     async def close(self) -> None:
         """Close the connection; calls in flight end with ConnectionError. A later call reopens."""
@@ -100,6 +136,9 @@ class Lane(asyncio.Protocol):
                     continue  # its caller was cancelled
                 if isinstance(reply, Exception):
                     waiting.set_exception(reply)
+                    if isinstance(reply, MOVED):
+                        self._drop(ServerLost(f"the pool's primary is elsewhere by now: {reply}"))
+                        return
                 else:
                     waiting.set_result(reply)
         except (hiredis.ProtocolError, IndexError) as error:

@@ -31,16 +31,19 @@ from lmpoold.protocol.views import (
     read_rank_row,
     read_routed,
 )
-from lmpoold.store.lane import Lane
+from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 
-STAGE_CHUNK_PAGES = 1000
+STAGE_CHUNK_PAGES = 500
+"""Each holds the server for a fraction of a millisecond; those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
 
 ERRORS: dict[str, type[LMPoolError]] = {
     "BADARGS": ProtocolError,
     "CFG_MISMATCH": PoolMismatch,
+    "FENCED": Stale,
+    "FULL": NoCapacity,
     "HELD": Conflict,
     "MISSING": Conflict,
     "NOCFG": ConfigError,
@@ -115,7 +118,7 @@ class PoolStore:
         """Use `redis`, and `lane` for calls of functions; the caller opens and closes both."""
         self.redis = redis
         self.keys = keys
-        self._execute_words = redis.execute_command if lane is None else lane.execute
+        self._lane = lane or Plain(redis)
 
     async def load_library(self) -> None:
         """Load the function library; replacing one of the same name is safe at any time."""
@@ -140,7 +143,7 @@ class PoolStore:
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
-        return await self._execute_words(*words)
+        return await self._lane.execute(*words)
 
     async def configure(self, identity: PoolIdentity, constants: PoolConstants) -> None:
         """Describe the pool, or check that it is the same one.
@@ -151,6 +154,10 @@ class PoolStore:
         settings = [part for pair in constants.to_fields().items() for part in pair]
         await self.call("configure", len(pairs) // 2, *pairs, *settings)
 
+    async def tune(self, constants: Mapping[str, str]) -> None:
+        """Change constants of `cfg`, as `read_constants` returns them; they count at once."""
+        await self.call("tune", *(part for pair in constants.items() for part in pair))
+
     async def cfg(self) -> dict[str, str]:
         """Return `cfg` as it stands, empty before the first lmpoold."""
         raw: Mapping[Any, Any] = await self.redis.hgetall(self.keys.cfg)
@@ -160,12 +167,17 @@ class PoolStore:
         """Put a request into ingress; idempotent by id.
 
         Returns: the entry id, or "" if the id was submitted before.
-        Raises: NoCapacity: the ingress backlog is full.
+        Raises: NoCapacity: the ingress backlog is full, or the client has too many open.
         """
         flat = [part for pair in values.items() for part in pair]
         reply = (await self.call("submit", request_id, client, *flat)).decode()
         if reply == "OVERLOADED":
             raise NoCapacity("the ingress backlog is full; send the request again later")
+        if reply == "BUSY":
+            raise NoCapacity(
+                f"client {client} has as many requests open as it may (max_client_requests); "
+                "send the request again when one has ended"
+            )
         return "" if reply == "DUP" else str(reply)
 
     async def route(self, calls: Sequence[RouteCall]) -> list[Routed]:
@@ -210,6 +222,30 @@ class PoolStore:
             return str((await self.call("acquire", owner, ttl_ms)).decode())
         except Conflict:
             return None
+
+    async def lease_grant(
+        self, token: str, name: PrefixHash, depth: int, ttl_ms: int, sides: Mapping[int, int]
+    ) -> None:
+        """Make some ranks cheaper for requests that begin with a prefix they hold.
+
+        Args:
+            token: the leader's, from `acquire`.
+            name: hash of the prefix's last block.
+            depth: blocks of the prefix.
+            ttl_ms: how long the lease lasts at most.
+            sides: rank -> how many requests it is to take.
+        Raises:
+            Stale: another lmpoold leads by now.
+            Conflict: a side is not up.
+            NoCapacity: as many leases as may be are held.
+        """
+        flat = [part for pair in sides.items() for part in pair]
+        await self.call("lease_grant", token, name, depth, ttl_ms, *flat)
+
+    async def lease_expire(self, token: str, names: Sequence[PrefixHash] = ()) -> list[PrefixHash]:
+        """End leases, or without names those whose time is over; returns what ended."""
+        ended = await self.call("lease_expire", token, *names)
+        return [PrefixHash(name.decode()) for name in ended]
 
     async def rank_up(
         self,
@@ -298,19 +334,18 @@ class PoolStore:
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
-        await self._stage(stage, {"_": note})
-        names = list(pages)
-        for start in range(0, len(names), STAGE_CHUNK_PAGES):
-            chunk = names[start : start + STAGE_CHUNK_PAGES]
-            await self._stage(stage, {name: str(pages[name]) for name in chunk})
-        await self.call("swap", rank, epoch, new, str(counts), len(names))
+        await self._stage(stage, "_", note)
+        rows = list(pages.items())
+        for start in range(0, len(rows), STAGE_CHUNK_PAGES):
+            words: list[str] = []
+            for name, page in rows[start : start + STAGE_CHUNK_PAGES]:
+                words += name, str(page)
+            await self._stage(stage, *words)
+        await self.call("swap", rank, epoch, new, str(counts), len(rows))
 
-    async def _stage(self, stage: str, fields: Mapping[Any, Any]) -> None:
+    async def _stage(self, stage: str, *words: str) -> None:
         """Write a chunk; a stage without a time to live never exists, whoever dies when."""
-        async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.hset(stage, mapping=fields)
-            pipe.expire(stage, STAGE_TTL_S)
-            await pipe.execute()
+        await self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S))
 
     async def emit(
         self,

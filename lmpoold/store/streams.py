@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmpoold.store.lane import Lane
+from lmpoold.store.lane import Lane, Plain
 
 Entry = tuple[str, Mapping[bytes, bytes]]
 """(entry id, fields), undecoded."""
@@ -25,8 +25,8 @@ def _fields(flat: Any) -> Mapping[bytes, bytes]:
 class Inbox:
     """One consumer of one group on one stream, on a connection of its own."""
 
-    def __init__(self, lane: Lane, stream: str, group: str, consumer: str) -> None:
-        """Read `stream` as `consumer` of `group` over `lane`, which has no timeout."""
+    def __init__(self, lane: Lane | Plain, stream: str, group: str, consumer: str) -> None:
+        """Read `stream` as `consumer` of `group` over `lane`, which is for reads that block."""
         self._lane = lane
         self._stream = stream
         self._group = group

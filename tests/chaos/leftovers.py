@@ -17,6 +17,12 @@ OWNED = (
     "in",
     r"w:\d+",
     "dead",
+    "leases",
+    "hot",
+    "links",
+    "plans:log",
+    "plans:refused",
+    "profile",
     "sched:fence",
 )
 """Keys of an idle pool that live as long as it does; the data model says what bounds each."""
@@ -29,7 +35,9 @@ PASSING = (
     "emitted:.+",
     "out:.+",
     "wake",
+    "open:.+",
     "sched:lead",
+    "plan:.+",
 )
 """Keys that must have a time to live."""
 

@@ -8,26 +8,17 @@ second, where a worker with a model takes ten.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import click
-import uvloop
 import xxhash
 
+from benchmarks.idle_worker import serve_without_model
 from lmpoold.shell.observe import log_to_stderr
-from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
-from lmpoold.text.folder import cache_root, resolve
-from lmpoold.text.precision import dtype_bytes
 from workers.core.batch import Batch, Chunk, Sampled
-from workers.daemon.answers import Vocabulary
-from workers.daemon.membership import Pool, identity
-from workers.daemon.serve import Equipment, serve
-from workers.daemon.settings import WorkerConfig
 
-MODEL = "random:tiny-qwen3"
 LETTERS = 200
 
 
@@ -86,31 +77,17 @@ def decode(ids: Sequence[int]) -> str:
 def main(redis_url: str, rank: int, blocks: int, step_ms: float) -> None:
     """Serve rank RANK without a model; every second rank chooses batches ahead."""
     log_to_stderr("info")
-    folder = resolve(MODEL, cache=cache_root(os.environ))
-    mark = fingerprint(folder)
-
-    def build(pool: Pool, progress: Callable[[str, int, int], None]) -> Equipment:
-        size = kv_block_bytes(folder.config(), pool.block_size, dtype_bytes(pool.dtype))
-        progress("load", 1, 1)
-        return Equipment(
-            plant=PaperPlant(blocks, pool.block_size, step_ms / 1000),
-            vocabulary=Vocabulary(decode, {}),
-            stop_ids=frozenset(),
-            fingerprint=mark,
-            identity=identity(pool, dtype=pool.dtype, mark=mark, block_bytes=size, digest="paper"),
-            blocks=blocks,
-        )
-
-    config = WorkerConfig(
+    serve_without_model(
+        lambda block_size: PaperPlant(blocks, block_size, step_ms / 1000),
+        decode,
+        digest="paper",
+        blocks=blocks,
         redis_url=redis_url,
-        cache=cache_root(os.environ),
-        model=MODEL,
         rank=rank,
         max_num_seqs=32,
         max_batched_tokens=256,
         lookahead=rank % 2,  # both ways of the engine, in one pool
     )
-    uvloop.run(serve(config, build))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ LATE = replace(PLAIN, deadline_ms=100)
 def whole(request_id: str = "a") -> list[Output]:
     """The right answer, a token an output."""
     rows = [Output(request_id, i, 10 + i, "abcd"[i]) for i in range(4)]
-    rows[-1] = replace(rows[-1], finish_reason="length", usage=Usage(3, 4, 0))
+    rows[-1] = rows[-1]._replace(finish_reason="length", usage=Usage(3, 4, 0))
     return rows
 
 
@@ -68,7 +68,7 @@ def test_a_second_end_is_an_answer_too_many():
 def test_a_token_that_comes_again_is_repeated_whether_it_is_the_same_or_not():
     rows = whole()
     assert faults([*rows[:2], rows[1], *rows[2:]]) == {"repeated_tokens": 1}
-    found = faults([*rows[:2], replace(rows[1], token=99), *rows[2:]])
+    found = faults([*rows[:2], rows[1]._replace(token=99), *rows[2:]])
     assert found == {"repeated_tokens": 1, "unequal": 1}
 
 
@@ -90,16 +90,16 @@ def test_tokens_in_another_order_are_another_answer():
 
 def test_another_token_or_another_text_is_another_answer():
     rows = whole()
-    assert faults([rows[0], replace(rows[1], token=99), *rows[2:]]) == {"unequal": 1}
-    assert faults([rows[0], replace(rows[1], text="x"), *rows[2:]]) == {"unequal": 1}
+    assert faults([rows[0], rows[1]._replace(token=99), *rows[2:]]) == {"unequal": 1}
+    assert faults([rows[0], rows[1]._replace(text="x"), *rows[2:]]) == {"unequal": 1}
 
 
 def test_an_answer_that_ends_too_early_or_miscounts_is_another_answer():
     rows = [*whole()[:2]]
-    rows[-1] = replace(rows[-1], finish_reason="stop", usage=Usage(3, 2, 0))
+    rows[-1] = rows[-1]._replace(finish_reason="stop", usage=Usage(3, 2, 0))
     assert faults(rows) == {"unequal": 1}
     rows = whole()
-    rows[-1] = replace(rows[-1], usage=Usage(3, 5, 0))
+    rows[-1] = rows[-1]._replace(usage=Usage(3, 5, 0))
     assert faults(rows) == {"unequal": 1}
 
 

@@ -21,9 +21,12 @@ COMMANDS = [
     "status",
     "ranks",
     "pages",
+    "plans",
     "explain",
     "cancel",
     "drain",
+    "config",
+    "topology",
     "redis",
 ]
 NAME = PrefixHash("0123456789abcdef" * 2)
@@ -102,13 +105,15 @@ def test_the_front_help_names_every_command():
         ["explain", "x"],
         ["cancel", "x"],
         ["drain", "0"],
+        ["config get"],
+        ["config set", "w_hop=1"],
         ["submit", "hi"],
         ["redis", "PING"],
     ],
 )
 def test_a_server_that_does_not_answer_is_exit_3_and_one_line_with_the_cure(words, tmp_path):
     gone = f"unix://{tmp_path}/none.sock"
-    done = lmpoolctl(words[0], "--redis-url", gone, *words[1:])
+    done = lmpoolctl(*words[0].split(), "--redis-url", gone, *words[1:])
     assert done.returncode == 3
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -329,3 +334,44 @@ async def test_a_reader_that_leaves_early_is_no_traceback(server_url, ranked):
     )
     assert b"Traceback" not in done.stderr
     assert b"BrokenPipe" not in done.stderr
+
+
+async def test_config_shows_every_constant_and_changes_some(ctl, store):
+    done = await ctl("config", "get", "--json")
+    assert json.loads(done.stdout) == PoolConstants().to_fields()
+    done = await ctl("config", "set", "w_hop=1", "pairs=0-1,2-3")
+    assert (done.returncode, done.stdout) == (0, "w_hop=1\npairs=0-1,2-3\n")
+    done = await ctl("config", "set", "max_parked", "9")
+    assert (done.returncode, done.stdout) == (0, "max_parked=9\n")
+    cfg = await store.cfg()
+    assert (cfg["w_hop"], cfg["pairs"], cfg["max_parked"]) == ("1", "0-1,2-3", "9")
+    shown = await ctl("config", "get", "w_hop", "pairs")
+    assert [line.split() for line in shown.stdout.splitlines()[1:]] == [
+        ["w_hop", "1"],
+        ["pairs", "0-1,2-3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("set", "w_hopp=1"), "there are background, bypass_slack, "),
+        (("set", "block_size=32"), "no constant 'block_size'"),
+        (("set", "w_hop=1", "max_parked=0"), "max_parked must be from 1"),
+        (("set", "w_hop=nan"), "w_hop must be from 0"),
+        (("set", "w_hop"), "as NAME=VALUE"),
+        (("get", "nothing"), "no constant 'nothing'"),
+    ],
+)
+async def test_config_refuses_what_cannot_be_and_changes_nothing(ctl, store, words, why):
+    before = await store.cfg()
+    done = await ctl("config", *words)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert await store.cfg() == before
+
+
+async def test_config_of_a_pool_nobody_described_says_who_to_start(ctl, redis):
+    done = await ctl("config", "set", "w_hop=1")
+    assert done.returncode == 2
+    assert "start lmpoold" in done.stderr

@@ -21,7 +21,7 @@ FRONT = text_of(ROOT / "README.md")
 STORE = text_of(ROOT / "lmpoold" / "store" / "README.md")
 MODULES = [module.name for module in pkgutil.iter_modules(lmpoold.protocol.__path__)]
 PLACES = {"rank": "<k>", "client": "<client>", "request_id": "<id>", "epoch": "<epoch>"}
-PLACES["version"] = "<version>"
+PLACES |= {"version": "<version>", "plan_id": "<id>"}
 
 
 def _public_members(owner, module_name):
@@ -110,7 +110,8 @@ def test_every_field_of_cfg_is_in_the_data_model(field):
     ("name", "default"), [(field.name, field.default) for field in fields(PoolConstants)]
 )
 def test_the_data_model_states_the_default_of_each_constant(name, default):
-    assert re.search(rf"^\| `{name}` \| {default:g} \|", STORE, re.MULTILINE)
+    shown = default if isinstance(default, str) else f"{default:g}"
+    assert re.search(rf"^\| `{name}` \| {shown} \|", STORE, re.MULTILINE)
 
 
 def test_every_kind_of_error_stands_in_the_drawn_tree():

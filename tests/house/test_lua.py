@@ -122,7 +122,9 @@ def test_no_part_walks_the_keyspace_or_flushes_it(name):
 
 
 def test_the_search_for_commands_finds_them():
-    assert {"XACK", "XADD", "HSET"} <= set(re.findall(r"call\('([A-Z]+)'", code_of("dispatch")))
+    assert {"XACK", "XADD", "HSET"} <= set(
+        re.findall(r"call\('([A-Z]+)'", code_of("dispatch") + code_of("gate"))
+    )
 
 
 def test_the_library_compiles_as_lua_5_1():

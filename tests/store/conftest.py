@@ -75,19 +75,21 @@ async def check_parked(store: PoolStore) -> None:
 @pytest.fixture(params=["fake", "real"])
 async def store(request: pytest.FixtureRequest, server_url: str) -> AsyncIterator[PoolStore]:
     """An empty server of each kind. The real one is started by the session, or the test fails."""
+    lane = None
     if request.param == "real":
         redis = open_redis(server_url)
         await redis.flushall()
         await redis.function_flush("SYNC")
+        lane = Lane(redis)
     else:
         redis = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(7, 0)), protocol=2)
-    lane = Lane(redis)
     store = PoolStore(redis, Keyspace(), lane)
     yield store
     await check_leftovers(store)
     await check_reservations(store)
     await check_parked(store)
-    await lane.close()
+    if lane is not None:
+        await lane.close()
     await redis.aclose()
 
 

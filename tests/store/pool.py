@@ -58,7 +58,7 @@ class Pool:
     versions: dict[int, int] = field(default_factory=dict)
     steps: int = 0
 
-    async def set(self, **constants: float) -> None:
+    async def set(self, **constants: float | str) -> None:
         """Change constants in `cfg`, as an operator may, and make the functions read them now."""
         mapping = {name: str(value) for name, value in constants.items()}
         await self.store.redis.hset(self.store.keys.cfg, mapping=mapping)
@@ -126,6 +126,8 @@ class Pool:
         deadline_ms: int = 0,
         attempt: int = 0,
         candidates: tuple[int, ...] = (),
+        priority: int = 0,
+        origin: int = -1,
     ) -> RouteCall:
         client = client or request_id
         payload = Payload(
@@ -143,6 +145,8 @@ class Pool:
             deadline_ms=deadline_ms,
             attempt=attempt,
             candidates=candidates,
+            priority=priority,
+            origin=origin,
         )
 
     async def ask(self, request_id: str, tokens: Sequence[int], **options) -> Routed:

@@ -36,12 +36,15 @@ async def test_every_lmpoold_sees_the_same_prefixes_and_the_same_load(redis, ser
 
 
 async def calls_of_a_route(pool, number: int) -> int:
-    """Commands that the server runs for one route, the function's own among them."""
+    """Commands that the server runs for one route on an idle pool, the call of it among them."""
     redis = pool.store.redis
+    await pool.store.load_library()  # it forgets what it remembers of earlier calls
     entry = await pool.send(prompt="x", id=f"q{number}")
     await redis.config_resetstat()
-    await pool.store.route([pool.call(f"q{number}", PROMPT, entry)])
+    (routed,) = await pool.store.route([pool.call(f"q{number}", PROMPT, entry)])
     stats = await redis.info("commandstats")
+    (dispatch,) = await pool.inbox(routed.rank)
+    await pool.finish(routed.rank, dispatch, 1)
     return sum(stat["calls"] for name, stat in stats.items() if "info" not in name)
 
 

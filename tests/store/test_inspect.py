@@ -75,9 +75,12 @@ async def test_explain_prints_the_record_the_reason_and_each_candidate(pool):
         "rank=0",
         "reason=prefix_hit",
         "state=routed",
-        "candidate=0 hit=1 need=2 free=32 reclaimable=0 queue=0 cost=4 verdict=ok",
-        "candidate=1 hit=0 need=3 free=2 reclaimable=1 queue=42 cost=52 verdict=ok",
-        "candidate=2 hit=0 need=0 free=0 reclaimable=0 queue=0 cost=0 verdict=drain",
+        "candidate=0 hit=1 deep=1 need=2 free=32 reclaimable=0 queue=0 prefill=4 reclaim=0 hop=0 "
+        "lease=0 cost=4 verdict=ok",
+        "candidate=1 hit=0 deep=0 need=3 free=2 reclaimable=1 queue=42 prefill=8 reclaim=2 hop=0 "
+        "lease=0 cost=52 verdict=ok",
+        "candidate=2 hit=0 deep=0 need=0 free=0 reclaimable=0 queue=0 prefill=0 reclaim=0 hop=0 "
+        "lease=0 cost=0 verdict=drain",
     ]
 
 
@@ -87,7 +90,10 @@ async def test_explain_of_a_parked_request_shows_who_was_full(pool):
     await pool.ask("a", PROMPT)
     lines = await pool.store.explain("a")
     assert {"state=parked", "reason=no_capacity"} <= set(lines)
-    assert lines[-1] == "candidate=0 hit=0 need=3 free=1 reclaimable=0 queue=0 cost=12 verdict=full"
+    assert lines[-1] == (
+        "candidate=0 hit=0 deep=0 need=3 free=1 reclaimable=0 queue=0 prefill=8 reclaim=4 hop=0 "
+        "lease=0 cost=12 verdict=full"
+    )
 
 
 async def test_explain_leaves_out_who_was_a_candidate_of_an_earlier_attempt_only(pool):

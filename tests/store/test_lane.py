@@ -142,3 +142,21 @@ async def test_a_server_with_a_password_is_entered_by_the_url(server, redis):
     with pytest.raises((AuthenticationError, ServerLost), match="invalid username-password"):
         await Lane(stranger, timeout_s=1.0).execute("PING")
     await stranger.aclose()
+
+
+async def test_commands_that_go_together_are_one_transaction_among_other_calls(lane):
+    pairs = [lane.together(("SET", "k", n), ("INCR", "k"), ("APPEND", "all", n)) for n in range(9)]
+    others = [lane.execute("GET", "k") for _ in range(9)]
+    seen = await asyncio.gather(*(one for pair in zip(pairs, others, strict=True) for one in pair))
+    assert {int(reply) for reply in seen if reply is not None} <= set(range(1, 10))
+    assert await lane.execute("GET", "all") == b"012345678"
+
+
+async def test_of_commands_that_go_together_a_wrong_one_undoes_what_it_can_and_is_raised(lane):
+    with pytest.raises(ResponseError, match="unknown command"):
+        await lane.together(("SET", "k", 1), ("NONSENSE",))
+    assert await lane.execute("GET", "k") is None
+    await lane.execute("SET", "text", "x")
+    with pytest.raises(ResponseError, match="not an integer"):
+        await lane.together(("SET", "k", 1), ("INCR", "text"))
+    assert await lane.execute("PING") == b"PONG"

@@ -72,6 +72,17 @@ async def test_making_room_by_forgetting_costs(pool):
     assert (await pool.ask("a", PROMPT)).rank == 1
 
 
+async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
+    prompt = list(range(32))
+    for rank, held, wait in ((0, 32, 0), (1, 20, 300)):
+        await pool.join(rank)
+        await pool.report(rank, wait=wait, puts=pages_of(prompt[:held]))
+    await pool.ask("a", prompt)
+    first, second = (await pool.record("a"))["terms"].split(";")
+    assert first == "0 8 1 32 0 0 1 ok"
+    assert second == "1 7 2 32 0 300 304 worse"
+
+
 @pytest.mark.bar(44)
 async def test_a_prompt_without_a_complete_block_goes_by_load(pool):
     await pool.join(0)
@@ -285,17 +296,8 @@ async def test_the_record_says_where_and_why(pool):
         "deadline": str(2**42),
         "entry": dispatch.entry,
         "reason": "no_prefix_hit",
-        "terms": "0 0 5 32 0 0 16 ok;1 0 5 1 0 0 24 full",
+        "terms": "0 0 5 32 0 0 16 ok;1 0 5 1 0 0 24 full 0 8 0 0",
     }
-
-
-async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
-    prompt = list(range(32))
-    for rank, held in ((0, 32), (1, 20)):
-        await pool.join(rank)
-        await pool.report(rank, puts=pages_of(prompt[:held]))
-    await pool.ask("a", prompt)
-    assert (await pool.record("a"))["terms"] == "0 8 1 32 0 0 1 ok;1 7 2 32 0 0 4 worse"
 
 
 # --- what it refuses to read
@@ -310,6 +312,8 @@ async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
         {2: "-1 2 3 4"},
         {2: ""},
         {3: "abc"},
+        {4: "*@x"},
+        {2: "1 2 3 4 high"},
     ],
 )
 async def test_a_call_that_cannot_be_read_writes_nothing_for_any_of_its_requests(pool, damage):
@@ -319,7 +323,7 @@ async def test_a_call_that_cannot_be_read_writes_nothing_for_any_of_its_requests
     for position, value in damage.items():
         bad[position] = value
     before = await everything(pool.store)
-    with pytest.raises(ProtocolError, match="cannot read meta or hashes of b"):
+    with pytest.raises(ProtocolError, match="cannot read meta, hashes or candidates of b"):
         await pool.store.call("route", *good, *bad)
     assert await everything(pool.store) == before
 

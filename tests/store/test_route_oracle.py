@@ -4,7 +4,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.store.oracle import OracleRank, Weights, decide, promise
+from lmpoold.protocol.views import parse_words
+from tests.store.oracle import Asked, Hints, OracleRank, Weights, decide, promise
 from tests.store.pool import BLOCK, begin, names, pages_of
 
 STEMS = [[stem] * 12 + list(range(stem, stem + 12)) for stem in (1, 2)]
@@ -15,12 +16,13 @@ weights = st.one_of(
     st.just(Weights()),
     st.builds(
         Weights,
-        w_wait=quarters,
-        w_run=quarters,
-        w_seq=quarters,
-        w_decode=quarters,
-        w_prefill=quarters,
-        w_reclaim=quarters,
+        **{
+            name: quarters
+            for name in Weights.__dataclass_fields__
+            if name not in ("w_urgent", "origin_hops")
+        },
+        w_urgent=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        origin_hops=st.integers(0, 2),
     ),
 )
 small = st.one_of(st.just(0), st.integers(0, 60))
@@ -30,7 +32,9 @@ small = st.one_of(st.just(0), st.integers(0, 60))
 def pools(draw):
     """Up to five ranks: (the oracle's, how many blocks of each stem it holds)."""
     found = {}
-    for number in draw(st.lists(st.integers(0, 12), min_size=1, max_size=5, unique=True)):
+    for number in draw(
+        st.lists(st.sampled_from([0, 1, 2, 3, 4, 12]), min_size=1, max_size=5, unique=True)
+    ):
         rank = OracleRank(
             state=draw(st.sampled_from(["up", "up", "up", "drain", "down"])),
             alive=draw(st.sampled_from([True, True, True, False])),
@@ -51,13 +55,32 @@ def prompts(draw):
     return stem[:kept] + draw(st.lists(st.integers(50, 60), max_size=6))
 
 
-requests = st.lists(st.tuples(prompts(), st.integers(1, 20)), min_size=1, max_size=6)
+@st.composite
+def questions(draw):
+    prompt = draw(prompts())
+    return prompt, Asked(
+        prompt_tokens=len(prompt),
+        max_tokens=draw(st.integers(1, 20)),
+        hashes=names(prompt),
+        priority=draw(st.sampled_from([0, 0, 0, 3, -2])),
+        origin=draw(st.one_of(st.none(), st.integers(0, 4))),
+    )
 
 
-async def build(store, drawn, w):
+requests = st.lists(questions(), min_size=1, max_size=6)
+numbers = st.integers(0, 4)
+links = st.lists(st.tuples(numbers, numbers).filter(lambda pair: pair[0] != pair[1]), max_size=3)
+leases = st.lists(
+    st.tuples(st.sampled_from(STEMS), st.integers(1, 6), st.lists(st.integers(1, 3), max_size=5)),
+    max_size=2,
+)
+
+
+async def build(store, drawn, w, pairs=()):
     """Make the pool on the server as it was drawn; returns it with the oracle's ranks."""
     pool = await begin(store)
-    await pool.set(**{name: getattr(w, name) for name in Weights.__dataclass_fields__})
+    constants = {name: getattr(w, name) for name in Weights.__dataclass_fields__}
+    await pool.set(**constants, pairs=",".join(f"{x}-{y}" for x, y in pairs))
     for number, (rank, depths) in drawn.items():
         pages = {}
         for stem, depth in zip(STEMS, depths, strict=True):
@@ -73,57 +96,92 @@ async def build(store, drawn, w):
             puts=pages,
         )
         rank.pages = frozenset(pages)
-        if rank.state == "drain":
-            await store.drain(number, draining=True)
-        elif rank.state == "down":
-            await store.rank_down(number, pool.epochs[number])
-        if not rank.alive:
-            await pool.lose(number)
     return pool, {number: rank for number, (rank, _) in drawn.items()}
 
 
-async def check(store, ranks, w, request_id, prompt, max_tokens, routed):
+async def grant(pool, ranks, given, hints):
+    """Give leases to ranks as drawn: quotas in order of rank."""
+    token = await pool.store.acquire("d0", 60_000)
+    for stem, depth, quotas in given:
+        name = names(stem)[depth - 1]
+        sides = dict(zip(sorted(ranks), quotas, strict=False))
+        if sides:
+            await pool.store.lease_grant(token, name, depth, 60_000, sides)
+            hints.leases[name] = (depth, sides)
+
+
+async def unsettle(pool, ranks):
+    """Now ranks drain, leave and fall silent as drawn."""
+    for number, rank in ranks.items():
+        if rank.state == "drain":
+            await pool.store.drain(number, draining=True)
+        elif rank.state == "down":
+            await pool.store.rank_down(number, pool.epochs[number])
+        if not rank.alive:
+            await pool.lose(number)
+
+
+async def candidates_of(store, request_id):
+    """Rank -> what `explain` says of it as a candidate."""
+    rows = [parse_words(line) for line in await store.explain(request_id) if "verdict=" in line]
+    return {
+        int(row.pop("candidate")): {
+            name: word if name == "verdict" else int(word) for name, word in row.items()
+        }
+        for row in rows
+    }
+
+
+async def check(store, ranks, w, request_id, asked, routed, hints):
     """One reply is one the oracle allows; then the oracle follows it."""
-    verdict = decide(ranks, len(prompt), names(prompt), BLOCK, w)
+    verdict = decide(ranks, asked, BLOCK, w, hints)
     raw = await store.redis.hgetall(store.keys.request(request_id))
     record = {name.decode(): value.decode() for name, value in raw.items()}
-    told = {int(n): text for n, _, text in (t.partition(" ") for t in record["terms"].split(";"))}
+    told = await candidates_of(store, request_id)
     assert told.keys() == verdict.terms.keys()
-    for number, text in told.items():
-        assert verdict.agrees(number, text), (number, text, verdict)
+    for number, said in told.items():
+        assert verdict.agrees(number, said), (number, said, verdict)
     if not verdict.choices:
         assert routed.outcome == "parked"
-        assert record["reason"] == verdict.reason(None)
+        assert record["reason"] == "no_capacity"
         return
     assert routed.outcome == "routed"
     assert routed.rank in verdict.choices
     made = verdict.offers[routed.rank]
     assert (routed.hit, routed.need) == (made.hit, made.need)
-    assert record["reason"] == verdict.reason(routed.rank)
-    promise(ranks[routed.rank], made, len(prompt), max_tokens, BLOCK, w)
+    assert record["reason"] in verdict.choices[routed.rank]
+    promise(routed.rank, ranks[routed.rank], made, asked, BLOCK, w, hints)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("calls", ["one call each", "one call for all"])
-@given(drawn=pools(), w=weights, asked=requests)
-async def test_the_function_decides_as_the_rule_says(store, calls, drawn, w, asked):
+@given(drawn=pools(), w=weights, asked=requests, pairs=links, given_leases=leases)
+async def test_the_function_decides_as_the_rule_says(
+    store, calls, drawn, w, asked, pairs, given_leases
+):
     await store.redis.flushall()
     for rank, _ in drawn.values():
         rank.promised.clear()
-    pool, ranks = await build(store, drawn, w)
-    rows = [
-        (f"q{i}", prompt, max_tokens, await pool.send(prompt="x"))
-        for i, (prompt, max_tokens) in enumerate(asked)
-    ]
+    hints = Hints(links=frozenset(frozenset(pair) for pair in pairs))
+    pool, ranks = await build(store, drawn, w, pairs)
+    await grant(pool, ranks, given_leases, hints)
+    await unsettle(pool, ranks)
     made = [
-        pool.call(request_id, prompt, entry, max_tokens=max_tokens)
-        for request_id, prompt, max_tokens, entry in rows
+        pool.call(
+            f"q{i}",
+            prompt,
+            await pool.send(prompt="x"),
+            max_tokens=one.max_tokens,
+            priority=one.priority,
+            origin=-1 if one.origin is None else one.origin,
+        )
+        for i, (prompt, one) in enumerate(asked)
     ]
     if calls == "one call for all":
         replies = await store.route(made)
-    for i, (request_id, prompt, max_tokens, _) in enumerate(rows):
+    for i, (_, one) in enumerate(asked):
         routed = replies[i] if calls == "one call for all" else (await store.route([made[i]]))[0]
-        await check(store, ranks, w, request_id, prompt, max_tokens, routed)
+        await check(store, ranks, w, f"q{i}", one, routed, hints)
 
 
 async def test_the_oracle_sees_a_rule_that_forgets_the_prefix(store):
@@ -132,5 +190,6 @@ async def test_the_oracle_sees_a_rule_that_forgets_the_prefix(store):
     pool, ranks = await build(store, drawn, Weights())
     ranks[0].pages = frozenset()
     routed = await pool.ask("a", STEMS[0])
+    asked = Asked(len(STEMS[0]), 1, names(STEMS[0]))
     with pytest.raises(AssertionError):
-        await check(store, ranks, Weights(), "a", STEMS[0], 1, routed)
+        await check(store, ranks, Weights(), "a", asked, routed, Hints())

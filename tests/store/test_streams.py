@@ -1,8 +1,9 @@
 """Inbox: one consumer of one group."""
 
 import pytest
+from fakeredis import FakeAsyncRedis
 
-from lmpoold.store.lane import Lane
+from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.streams import Inbox
 
 STREAM = "lmpool:{default}:in"
@@ -10,7 +11,10 @@ STREAM = "lmpool:{default}:in"
 
 @pytest.fixture
 async def lane(pool):
-    """A connection without timeout."""
+    """A connection for reads that block."""
+    if isinstance(pool.store.redis, FakeAsyncRedis):
+        yield Plain(pool.store.redis)
+        return
     lane = Lane(pool.store.redis, blocking=True)
     yield lane
     await lane.close()

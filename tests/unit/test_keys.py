@@ -11,6 +11,7 @@ from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 def every_key(keys: Keyspace) -> dict[str, str]:
     """Each key of the keyspace, with 7 for a rank and so on."""
     places = {"rank": 7, "epoch": "9", "version": 3, "client": "c", "request_id": "q"}
+    places["plan_id"] = "p"
     found = {}
     for name, member in vars(Keyspace).items():
         if isinstance(member, property) and name != "prefix":

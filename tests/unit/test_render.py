@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctl.commands.explain import candidates_sheet, summary
+from ctl.commands.explain import candidates_sheet, summary, terms_sheet
 from ctl.commands.ranks import rank_sheets, row_json, used_blocks
 from ctl.commands.status import Status, status_sheets
 from ctl.reasons import SENTENCES, read_explanation
@@ -55,6 +55,8 @@ def status_of(*rows, **changes):
         "parked": 2,
         "dead": 3,
         "leader": "laptop-77",
+        "token": "1790000000000",
+        "daemons": 2,
     }
     return Status(**{**values, **changes})
 
@@ -109,9 +111,12 @@ def test_a_flexible_column_gives_way_with_an_ellipsis():
 
 
 def test_explain_fits_a_terminal_of_80():
-    line = f"candidate=1023 hit={BIG} need={BIG} free=-{BIG} reclaimable={BIG} queue={BIG} "
-    found = read_explanation(["id=r", "state=done", "rank=1023", line + f"cost={BIG} verdict=ok"])
+    names = ("hit", "deep", "need", "free", "reclaimable", "queue", "prefill", "reclaim", "hop")
+    words = [f"{name}=-{BIG}" for name in (*names, "lease", "cost")]
+    line = f"candidate=1023 {' '.join(words)} verdict=ok"
+    found = read_explanation(["id=r", "state=done", "rank=1023", line])
     assert widest(drawn(candidates_sheet(found), WIDTH)) <= WIDTH
+    assert widest(drawn(terms_sheet(found), WIDTH)) <= WIDTH
 
 
 def test_a_pipe_gets_aligned_columns_uncut():
@@ -192,8 +197,10 @@ EXPLAINED = (
     "rank=1",
     "finish=stop",
     "reason=load_outweighs_prefix",
-    "candidate=0 hit=3 need=1 free=-2 reclaimable=9 queue=900 cost=910 verdict=full",
-    "candidate=1 hit=0 need=4 free=50 reclaimable=0 queue=0 cost=60 verdict=ok",
+    "candidate=0 hit=3 deep=5 need=1 free=-2 reclaimable=9 queue=900 prefill=6 reclaim=4 hop=128 "
+    "lease=128 cost=910 verdict=full",
+    "candidate=1 hit=0 deep=0 need=4 free=50 reclaimable=0 queue=0 prefill=60 reclaim=0 hop=0 "
+    "lease=0 cost=60 verdict=ok",
 )
 
 
@@ -202,6 +209,12 @@ def test_an_explanation_marks_the_rank_that_was_taken():
     assert found.rank == 1
     assert [row[0] for row in candidates_sheet(found).rows] == ["", ">"]
     assert found.candidates[0].free == -2
+
+
+def test_an_explanation_shows_what_each_cost_is_made_of():
+    first, second = terms_sheet(read_explanation(EXPLAINED)).rows
+    assert first == ("0", "2", "900", "6", "4", "128", "128", "910")
+    assert second == ("1", "0", "0", "60", "0", "0", "0", "60")
 
 
 def test_an_explanation_gives_the_reason_in_words_and_all_facts():

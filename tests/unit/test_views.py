@@ -107,3 +107,9 @@ def test_a_call_names_its_candidates_or_asks_every_rank():
     assert call.to_args() == ("a", "9-0", "8 3 5 1", "xy", "*", "c", "{}", "1 2")
     some = RouteCall("a", "9-0", 8, 3, [], "c", "{}", "1 2", candidates=(4, 1))
     assert some.to_args()[3:5] == ("", "4,1")
+
+
+def test_a_call_tells_a_priority_and_an_origin_where_there_is_one():
+    near = RouteCall("a", "9-0", 8, 3, [], "c", "{}", "1 2", priority=-7, origin=0)
+    assert near.to_args()[2] == "8 3 0 0 -7"
+    assert near.to_args()[4] == "*@0"

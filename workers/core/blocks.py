@@ -5,8 +5,11 @@ Theory of operation. A block is free, writing, ready or cached:
     free     --allocate-->  writing
     writing  --publish-->   ready (ref > 0), or private when its name is taken
     ready    --release-->   cached (ref 0)  --acquire-->  ready
-    cached   --reclaim-->   free
+    cached   --reclaim, give_up-->   free
     writing, private  --release-->  free
+
+A transfer holds blocks by the same two states (`handoff.py`): what it reads is ready and held
+(pinned), what it receives into is writing (reserved); only the holder differs.
 
 A ready or cached block stands in the map under its prefix hash, and the map is prefix-closed: the
 parent of every mapped name is mapped or the domain root. Three rules keep it so. A block is
@@ -108,6 +111,30 @@ class BlockPool:
         """Return how many holders a block has."""
         return self._blocks[block].ref
 
+    def generation(self, block: BlockId) -> int:
+        """Return how often a block was given out to be written: which of its lives this is."""
+        return self._blocks[block].generation
+
+    def named(self, block: BlockId) -> PrefixHash | None:
+        """Return the name under which a block is mapped; None while it is free or private."""
+        return self._blocks[block].name
+
+    def uses(self, block: BlockId) -> int:
+        """Return how often a mapped block was used, its computation included."""
+        return self._blocks[block].access_count
+
+    def lonely(self, block: BlockId) -> bool:
+        """Whether nobody holds a block and at most one chain goes on from it."""
+        return not self._blocks[block].ref and self._blocks[block].children <= 1
+
+    def coldest(self, most: int) -> list[BlockId]:
+        """Return the cached leaves that would be reclaimed next, in order; O(cached)."""
+        return [BlockId(block) for block in self._leaves.coldest(most)]
+
+    def packed_tokens(self, block: BlockId) -> bytes:
+        """Return the token ids of a mapped block, as `token_bytes` packs them."""
+        return self._blocks[block].tokens
+
     def lookup(self, name: PrefixHash) -> PageEntry | None:
         """Return the page entry of a mapped name."""
         block = self._map.get(name)
@@ -166,8 +193,8 @@ class BlockPool:
         held = self._blocks[block]
         return block if held.parent == parent and held.tokens == token_bytes(tokens) else None
 
-    def acquire(self, blocks: Iterable[BlockId], now_s: float) -> None:
-        """Hold ready blocks once more, and count it as a use.
+    def acquire(self, blocks: Iterable[BlockId], now_s: float | None) -> None:
+        """Hold ready blocks once more, and count it as a use at `now_s`; None counts nothing.
 
         Together with what the caller holds already, the blocks must form whole chains.
 
@@ -181,8 +208,9 @@ class BlockPool:
                 self._cached -= 1
                 self._leaves.withdraw(block)
             held.ref += 1
-            held.access_count += 1
-            held.last_access_s = now_s
+            if now_s is not None:
+                held.access_count += 1
+                held.last_access_s = now_s
 
     def allocate(self, count: int) -> list[BlockId] | None:
         """Take blocks to write, reclaiming cached leaves when free ones run out; all or nothing.
@@ -245,10 +273,11 @@ class BlockPool:
         new.access_count, new.last_access_s = 1 + self._past_uses.pop(name, 0), now_s
         return True
 
-    def release(self, blocks: Iterable[BlockId], now_s: float) -> None:
+    def release(self, blocks: Iterable[BlockId], now_s: float | None) -> None:
         """Give up one hold on each block of a chain, in one call so that all get one timestamp.
 
-        A published block without holders is cached; any other goes free at once.
+        A published block without holders is cached; any other goes free at once. Without a
+        timestamp the block counts as untouched since its last use.
 
         Raises: ValueError: a block is held by nobody.
         """
@@ -257,7 +286,7 @@ class BlockPool:
             if not held.ref:
                 raise ValueError(f"block {block} is held by nobody")
             held.ref -= 1
-            if held.name is not None:
+            if held.name is not None and now_s is not None:
                 held.last_access_s = now_s
             if held.ref:
                 continue
@@ -271,6 +300,21 @@ class BlockPool:
         """Forget every block that nobody holds."""
         while self._cached:
             self._reclaim()
+
+    def give_up(self, blocks: Iterable[BlockId]) -> int:
+        """Free the cached leaves among mapped blocks, in the order given (deepest first); count."""
+        freed = 0
+        for block in blocks:
+            if block in self._leaves:
+                self._leaves.withdraw(block)
+                self._forget(block)
+                freed += 1
+        return freed
+
+    def report(self, names: Iterable[PrefixHash]) -> None:
+        """Let the next drain tell what is true of these names, put or del, changed or not."""
+        for name in names:
+            self._touched[name] = True
 
     def drain_changes(self) -> Changes:
         """Return what happened to the map since the last drain, net of what came and went."""
@@ -301,7 +345,10 @@ class BlockPool:
 
     def _reclaim(self) -> None:
         """Free the cheapest leaf."""
-        block = BlockId(self._leaves.pop())
+        self._forget(BlockId(self._leaves.pop()))
+
+    def _forget(self, block: BlockId) -> None:
+        """Free a block that was a leaf until just now."""
         leaf = self._blocks[block]
         assert leaf.name is not None, "a leaf is mapped"
         self._touched.setdefault(leaf.name, True)

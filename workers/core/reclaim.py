@@ -8,7 +8,7 @@ O(log n), amortised.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from types import MappingProxyType
 from typing import Protocol
 
@@ -107,6 +107,11 @@ class LeafHeap:
             if self._stamps.get(block) == stamp:
                 del self._stamps[block]
                 return block
+
+    def coldest(self, most: int) -> list[int]:
+        """Return the leaves that would be taken out next, in order; O(n)."""
+        live = (entry for entry in self._heap if self._stamps.get(entry[1]) == entry[2])
+        return [block for _, block, _ in nsmallest(most, live)]
 
     def check(self, leaves: set[int]) -> None:
         """Assert that exactly `leaves` are here, each with one live entry."""

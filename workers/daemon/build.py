@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from lmpoold.protocol.errors import ConfigError, TransferFailed
 from lmpoold.text.fingerprint import fingerprint, kv_block_bytes
 from lmpoold.text.precision import choose_dtype, dtype_bytes
 from lmpoold.text.tokenizer import TextModel
@@ -13,8 +15,14 @@ from workers.daemon.membership import Pool, identity
 from workers.daemon.plant import PlantConfig, build_plant
 from workers.daemon.serve import Equipment
 from workers.daemon.settings import WorkerConfig
+from workers.model.kv import KVPool
 from workers.model.prepare import prepare
 from workers.model.size import blocks_for_budget
+from workers.transport.build import build_transport
+from workers.transport.memory import PoolMemory
+from workers.transport.port import Transport
+
+log = logging.getLogger(__name__)
 
 
 def build_equipment(
@@ -48,6 +56,7 @@ def build_equipment(
             max_tokens=config.max_batched_tokens,
             memory_share=config.memory_share,
             threads=config.threads,
+            movable=config.transport != "off",
         ),
         progress,
     )
@@ -61,4 +70,18 @@ def build_equipment(
             pool, dtype=dtype, mark=mark, block_bytes=block_bytes, digest=loaded.digest
         ),
         blocks=kv.num_blocks,
+        transport=_transport(config, kv),
     )
+
+
+def _transport(config: WorkerConfig, pool: KVPool) -> Transport | None:
+    if pool.beacon_block is None:
+        return None
+    memory = PoolMemory.of(pool.data, num_blocks=pool.num_blocks, beacon=pool.beacon_block)
+    try:
+        return build_transport(config.transport, config.rank, memory, host=config.transfer_host)
+    except TransferFailed as error:
+        if config.transport != "auto":
+            raise ConfigError(f"--transport {config.transport}: {error}") from None
+        log.warning("blocks stay on this rank", extra={"why": str(error)})
+        return None

@@ -14,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.messages import Dispatch, Output
 from lmpoold.protocol.views import Ended
 from workers.core.batch import Batch, Sampled
+from workers.core.handoff import Handoff
+from workers.core.pace import Pace
 from workers.core.schedule import Scheduler
 from workers.core.sequence import Sequence as Progress
 from workers.daemon.answers import Answer, Vocabulary, logprobs_text
@@ -69,11 +71,28 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
+class Handover:
+    """Do something to the blocks held for transfer plans, between two steps.
+
+    Attributes:
+        act: gets the handoff and the pool's clock.
+        done: called with its result, on this thread.
+        after_steps: wait for the steps under way first. Whatever gives blocks out needs it: a step
+            may still write those of a sequence that was aborted since, and nothing orders that
+            with what a transfer writes.
+    """
+
+    act: Callable[[Handoff, float], Any]
+    done: Callable[[Any], None]
+    after_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread."""
 
 
-Command = Add | Abort | Reset | Stop
+Command = Add | Abort | Reset | Handover | Stop
 
 
 @dataclass(slots=True)
@@ -91,6 +110,8 @@ class Engine:
 
     Attributes:
         failure: what ended the thread, None while it lives or after Stop.
+        shortage_blocks: cached blocks that must go for what waits and runs; from any thread.
+        pace: how fast it prefills, as learnt so far; its numbers may be read from any thread.
     """
 
     def __init__(
@@ -103,6 +124,7 @@ class Engine:
         decode_weight: float,
         clock_offset_s: float,
         report: Callable[[StepReport | None], None],
+        check: bool = False,
     ) -> None:
         """Prepare the thread.
 
@@ -114,15 +136,21 @@ class Engine:
             decode_weight: prefill tokens that one output token counts for in the load.
             clock_offset_s: the server's unix time minus this host's.
             report: called on this thread with each report, and with None when it ends.
+            check: assert every invariant after each handover; a broken one ends the thread.
         """
         self._scheduler = scheduler
         self._plant = plant
-        self._under_way: deque[Batch] = deque()
+        self._under_way: deque[tuple[Batch, float]] = deque()  # when each was launched
+        self._collected_s = 0.0
         self._vocabulary = vocabulary
         self._root = root
         self._decode_weight = decode_weight
         self._clock_offset_s = clock_offset_s
         self._report = report
+        self._check = check
+        self._handoff = Handoff(scheduler.pool)
+        self.pace = Pace()
+        self.shortage_blocks = 0
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[str, Answer] = {}
         self._deadlines: list[tuple[int, str, int]] = []
@@ -193,6 +221,13 @@ class Engine:
                         self._out = _Outbox()
                     self._epoch = epoch
                     self._out.snapshot = True
+                case Handover(act, done, after_steps):
+                    while after_steps and self._under_way:
+                        self._take_in()
+                    done(act(self._handoff, time.monotonic()))
+                    if self._check:
+                        self._scheduler.check()
+                        self._handoff.check()
                 case Stop():
                     return False
 
@@ -254,13 +289,18 @@ class Engine:
         launched = bool(batch.rows)
         if launched:
             self._plant.launch(batch)
-            self._under_way.append(batch)
+            self._under_way.append((batch, time.monotonic()))
         self._stalled = not self._under_way  # somebody else holds the blocks it needs
         if len(self._under_way) > (self._scheduler.lookahead if launched else 0):
-            self._take_in(self._under_way.popleft(), self._plant.collect())
+            self._take_in()
 
-    def _take_in(self, batch: Batch, sampled: Sampled) -> None:
-        results = self._scheduler.complete(batch, sampled.tokens, time.monotonic())
+    def _take_in(self) -> None:
+        batch, launched_s = self._under_way.popleft()
+        sampled = self._plant.collect()
+        now_s = time.monotonic()
+        self._learn(batch, now_s - max(launched_s, self._collected_s))
+        self._collected_s = now_s
+        results = self._scheduler.complete(batch, sampled.tokens, now_s)
         outputs = self._out.outputs
         for sequence, token, index, at, reason in results:
             answer = self._answers[sequence.request_id]
@@ -277,6 +317,10 @@ class Engine:
                 self._out.ended.append(
                     self._ended(answer, sequence, "done", output.finish_reason, index + 1)
                 )
+
+    def _learn(self, batch: Batch, took_s: float) -> None:
+        tokens = sum(chunk.length for chunk in batch.prefills)
+        self.pace.observe(tokens, len(batch.decodes), took_s)
 
     def _ended(
         self, answer: Answer, sequence: Progress, state: str, reason: str, emitted: int
@@ -297,6 +341,7 @@ class Engine:
         out, self._out = self._out, _Outbox()
         changes = self._scheduler.pool.drain_changes()
         counts = self._scheduler.load(self._decode_weight)
+        self.shortage_blocks = self._scheduler.pool.reclaimable - counts.reclaimable
         self._report(
             StepReport(
                 epoch=self._epoch,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable
 
-from redis import Redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
 
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.store.connect import describe
+from lmpoold.store.connect import describe, open_redis
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +43,7 @@ class Heartbeat:
                 that has an older one has forgotten, and even an idle worker has to join again.
             on_fenced: called on the thread when the rank was taken away.
         """
-        self._redis = Redis.from_url(
-            url, socket_timeout=EVERY_S, socket_connect_timeout=EVERY_S, retry=Retry(NoBackoff(), 0)
-        )
+        self._redis = open_redis(url, pool=keys.pool, timeout_s=EVERY_S)
         self._words = ("FCALL", "heartbeat", 1, keys.load, rank, epoch, TTL_MS)
         self._version = version
         self._on_fenced = on_fenced
@@ -62,15 +58,23 @@ class Heartbeat:
         """Stop the thread; the claim lapses by itself."""
         self._stop.set()
         self._thread.join()
-        self._redis.close()
 
     def _run(self) -> None:
+        # An event loop of the thread's own: the client is the one of every other connection.
+        with asyncio.Runner() as runner:
+            try:
+                self._beat(runner)
+            finally:
+                runner.run(self._redis.aclose())
+
+    def _beat(self, runner: asyncio.Runner) -> None:
         missed = 0
         following_s = time.monotonic()
         while not self._stop.wait(max(0.0, following_s - time.monotonic())):
             following_s = time.monotonic() + EVERY_S
             try:
-                self._redis.execute_command(*self._words, self._version())  # type: ignore[no-untyped-call]
+                words = (*self._words, self._version())
+                runner.run(self._redis.execute_command(*words))  # type: ignore[no-untyped-call]
                 missed = 0
             except ResponseError as error:
                 if str(error).startswith(("STALE_EPOCH", "NORANK")):

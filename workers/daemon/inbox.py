@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.messages import Cancel, Dispatch, read_worker_message
+from lmpoold.protocol.transfer import PlanOrder
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
 from workers.daemon.engine import Abort, Add, Command
+from workers.daemon.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +37,13 @@ class WorkerInbox:
         *,
         rank: int,
         epoch: str,
+        transfers: Transfers | None = None,
     ) -> None:
-        """Hand what `inbox` brings to `tell`."""
+        """Hand what `inbox` brings to `tell`, orders of plans to `transfers`."""
         self._store = store
         self._inbox = inbox
         self._tell = tell
+        self._transfers = transfers
         self._rank = rank
         self._epoch = epoch
         self._after_loss = True
@@ -63,7 +67,7 @@ class WorkerInbox:
         # Entries come in order, once. What is pending up to the last one received was handed over
         # then, and may have ended since: handed over again it would run again.
         fresh = [entry for entry in entries if entry_place(entry[0]) > self._received]
-        messages: list[Dispatch | Cancel] = []
+        messages: list[Dispatch | Cancel | PlanOrder] = []
         for entry, values in fresh:
             try:
                 messages.append(read_worker_message(entry, values))
@@ -82,11 +86,23 @@ class WorkerInbox:
                 case Dispatch() if message.id in moved:
                     self._done.append(message.entry)
                 case Dispatch():
-                    self._tell(Add(message))
+                    self._add(message)
                 case Cancel():
+                    if self._transfers is not None:
+                        self._transfers.release(message.id)
                     self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
                     self._done.append(message.entry)
+                case PlanOrder():
+                    # Kept in memory from here on: with this process ends the epoch it is for.
+                    if self._transfers is not None:
+                        self._transfers.take(message)
+                    self._done.append(message.entry)
         await self._acknowledge()
+
+    def _add(self, dispatch: Dispatch) -> None:
+        """Give a request to the engine, now or when the plan that brings its prefix is over."""
+        if self._transfers is None or not dispatch.plan or not self._transfers.hold(dispatch):
+            self._tell(Add(dispatch))
 
     async def _acknowledge(self) -> None:
         """Take entries that are dealt with off the stream; after a lost call, again."""

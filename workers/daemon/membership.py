@@ -93,6 +93,7 @@ async def claim(
     held: str,
     blocks: int,
     identity: Mapping[str, str],
+    facts: Mapping[str, str],
     stop: asyncio.Event,
 ) -> str:
     """Claim the rank; returns the epoch. Waits for the lease of a worker that has just died.
@@ -101,7 +102,7 @@ async def claim(
         PoolMismatch: names the field in which worker and pool differ.
         ConfigError: another live worker holds the rank.
     """
-    facts = {"device": config.device, "host": socket.gethostname(), "pid": str(os.getpid())}
+    own = {"device": config.device, "host": socket.gethostname(), "pid": str(os.getpid())}
     until_s = time.monotonic() + 2 * TTL_MS / 1000
     while True:
         try:
@@ -111,7 +112,7 @@ async def claim(
                 ttl_ms=TTL_MS,
                 blocks=blocks,
                 identity=identity,
-                facts=facts,
+                facts={**own, **facts},
             )
         except Conflict as error:
             if time.monotonic() > until_s or stop.is_set():

@@ -34,6 +34,7 @@ class PlantConfig:
         max_tokens: most tokens of a step.
         memory_share: of the GPU's memory that may be taken.
         threads: on a CPU.
+        movable: whether blocks go to other workers' pools and come from them.
     """
 
     folder: ModelFolder
@@ -46,6 +47,7 @@ class PlantConfig:
     max_tokens: int
     memory_share: float
     threads: int
+    movable: bool = False
 
 
 class ModelPlant:
@@ -114,6 +116,7 @@ def _on_gpu(config: PlantConfig, loaded: LoadedModel, progress: Progress) -> tup
         max_model_len=config.max_model_len,
         make_sampler=DeviceSampler,
         memory_share=config.memory_share,
+        beacon=config.movable,
         progress=progress,
     )
 
@@ -125,6 +128,7 @@ def _on_cpu(config: PlantConfig, loaded: LoadedModel, progress: Progress) -> tup
         geometry=loaded.geometry,
         dtype=loaded.dtype,
         device=loaded.device,
+        beacon=config.movable,
     )
     require_blocks(
         config.blocks,

@@ -17,17 +17,22 @@ from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import settle_heap, steadily, stop_on_signals
 from lmpoold.store.connect import check_server, open_redis
 from lmpoold.store.lane import Lane
+from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
 from workers.daemon.engine import Engine, Plant, Reset, Stop
+from workers.daemon.foreground import Foreground
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
+from workers.daemon.pacing import PaceReport
 from workers.daemon.reporter import EngineFailed, Reporter
 from workers.daemon.settings import WorkerConfig
+from workers.daemon.transfers import Transfers
+from workers.transport.port import Transport
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,8 @@ class Equipment:
     fingerprint: str
     identity: dict[str, str]
     blocks: int
+    transport: Transport | None = None
+    """How blocks go to other workers and come from them; None where they stay."""
 
 
 Build = Callable[[Pool, Callable[[str, int, int], None]], Equipment]
@@ -60,8 +67,8 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     # late, and every token with it.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = stop_on_signals()
-    redis = open_redis(config.redis_url)
-    blocking = open_redis(config.redis_url, blocking=True)
+    redis = open_redis(config.redis_url, pool=config.pool)
+    blocking = open_redis(config.redis_url, pool=config.pool, blocking=True)
     calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
@@ -98,9 +105,20 @@ class _Worker:
         self._equipment = equipment
         self._stop = stop
         self._reporter = Reporter(store, rank=config.rank)
+        self._transfers: Transfers | None = None
 
     async def run(self, boot: BootProgress) -> None:
         engine = await self._engine()
+        transport = self._equipment.transport
+        if transport is not None:
+            await transport.start()
+            self._transfers = Transfers(
+                PlanStore(self._store),
+                transport,
+                rank=self._config.rank,
+                block_size=self._pool.block_size,
+                tell=engine.tell,
+            )
         epoch = await self._claim("")
         await boot.done()
         settle_heap()
@@ -121,6 +139,8 @@ class _Worker:
             failed = True
             raise
         finally:
+            if transport is not None:
+                await transport.stop()
             engine.tell(Stop())
             if not await asyncio.to_thread(engine.join, STOP_TIMEOUT_S):
                 log.warning("the engine is still in a step; leaving it")
@@ -149,15 +169,20 @@ class _Worker:
             decode_weight=self._pool.decode_weight,
             clock_offset_s=offset_s,
             report=self._reporter.post,
+            check=self._config.check,
         )
 
     async def _claim(self, held: str) -> str:
+        transport, facts = self._equipment.transport, {}
+        if transport is not None:
+            facts = {"way": transport.kind, "offer": transport.offer()}
         return await claim(
             self._store,
             self._config,
             held=held,
             blocks=self._equipment.blocks,
             identity=self._equipment.identity,
+            facts=facts,
             stop=self._stop,
         )
 
@@ -185,6 +210,7 @@ class _Worker:
             engine.tell,
             rank=rank,
             epoch=epoch,
+            transfers=self._transfers,
         )
         beat.start()
         loops = [
@@ -196,6 +222,15 @@ class _Worker:
             asyncio.create_task(fenced.wait(), name="fenced"),
             asyncio.create_task(self._stop.wait(), name="stop"),
         ]
+        if self._transfers is not None:
+            self._transfers.begin(epoch)
+            report = PaceReport(self._store, rank, engine.pace)
+            foreground = Foreground(PlanStore(self._store), engine, rank, epoch)
+            loops += [
+                asyncio.create_task(self._transfers.run(), name="transfers"),
+                asyncio.create_task(steadily("foreground", foreground.turn, over), name="room"),
+                asyncio.create_task(steadily("pace", report.turn, over), name="pace"),
+            ]
         try:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -210,6 +245,8 @@ class _Worker:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
+            if self._transfers is not None:
+                await self._transfers.end()
             await asyncio.to_thread(beat.stop)
 
     async def _leave(self, epoch: str, *, failed: bool) -> None:

@@ -31,6 +31,9 @@ class WorkerConfig:
         max_batched_tokens: most tokens a step computes; 0 goes by the device.
         lookahead: steps prepared while one runs, 0 or 1; None goes by the device.
         block_size: 0 takes the pool's; another one than the pool's is refused.
+        transport: how blocks go to other workers: auto, peer, nccl, gloo, or off.
+        transfer_host: an address of this host that the other workers reach.
+        check: assert every invariant of the blocks whenever a plan touches them.
         start_timeout_s: how long to wait for a server, a pool and a free rank.
     """
 
@@ -49,6 +52,9 @@ class WorkerConfig:
     max_batched_tokens: int = 0
     lookahead: int | None = None
     block_size: int = 0
+    transport: str = "auto"
+    transfer_host: str = "127.0.0.1"
+    check: bool = False
     start_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:

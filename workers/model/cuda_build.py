@@ -25,6 +25,7 @@ def build_cuda_runner(
     memory_share: float = 0.9,
     fused: bool = True,
     graphs: bool = True,
+    beacon: bool = False,
     progress: Progress = silent,
 ) -> tuple[CudaRunner, KVPool]:
     """Make everything that a GPU needs to serve a model.
@@ -40,6 +41,7 @@ def build_cuda_runner(
         memory_share: of the GPU's memory that this process may take, in (0, 1].
         fused: whether known layers are replaced by faster ones.
         graphs: whether steps are captured.
+        beacon: whether blocks of the pool are to be moved, see `KVPool`.
         progress: told of the stages.
     Raises: ConfigError: the model cannot be served, or something does not fit; the message says
         which setting to change.
@@ -52,6 +54,7 @@ def build_cuda_runner(
             block_size=block_size,
             dtype=loaded.dtype,
             device=loaded.device,
+            beacon=beacon,
         )
 
     with torch.cuda.device(loaded.device):

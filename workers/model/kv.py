@@ -1,8 +1,9 @@
 """The KV pool: every block's K and V in one allocation, block-major.
 
 `data` is `[num_blocks + 1, layer, k|v, slot, kv_head, head_dim]`: one block is one contiguous
-extent, so moving it is one copy. The last block is trash. Tokens that must not write (padding, and
-tokens whose K/V already lies in a shared block) are sent there; nothing ever reads it.
+extent, so moving it is one copy. The block after those given out is trash. Tokens that must not
+write (padding, and tokens whose K/V already lies in a shared block) are sent there; nothing ever
+reads it. A pool whose blocks are to be moved has one more, the beacon, by which peers know it.
 
 Row view: the pool is also a matrix of `[row, kv_head * head_dim]`, one row for each token's K or V
 in one layer. Sliced to begin at one layer's K (or V), the row of a given slot has the same number
@@ -34,9 +35,10 @@ class KVPool:
     """Blocks of K/V of one model.
 
     Attributes:
-        data: `[num_blocks + 1, layer, k|v, slot, kv_head, head_dim]`.
+        data: `[num_blocks + 1 (+ 1 with a beacon), layer, k|v, slot, kv_head, head_dim]`.
         num_blocks: blocks that can be given out: ids from 0 to below this.
-        trash_block: the id of the last block, which is never given out.
+        trash_block: the id of the block after them, which is never given out.
+        beacon_block: the id of the block after that; None in a pool without one.
         block_bytes: bytes of one block.
     """
 
@@ -48,11 +50,12 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        beacon: bool = False,
     ) -> None:
         if num_blocks <= 0 or block_size <= 0:
             raise ValueError(f"need blocks and slots, got {num_blocks} of {block_size}")
         shape = (
-            num_blocks + 1,
+            num_blocks + 1 + beacon,
             geometry.layers,
             2,
             block_size,
@@ -65,6 +68,7 @@ class KVPool:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.trash_block = num_blocks
+        self.beacon_block = num_blocks + 1 if beacon else None
         self.block_bytes = geometry.block_bytes(block_size, dtype.itemsize)
         self._rows_per_block = geometry.layers * 2 * block_size
 

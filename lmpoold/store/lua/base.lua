@@ -33,7 +33,7 @@ local function parse_row(text)
   if not st then return nil end
   return {state = st, free = tonumber(f), reclaim = tonumber(rc), resv = tonumber(rv),
           resv_tok = tonumber(rt), wait_tok = tonumber(wt), run_tok = tonumber(nt),
-          run = tonumber(rn), ver = ve, epoch = ep}
+          run = tonumber(rn), ver = ve, epoch = ep, born = tonumber(ep)}
 end
 
 local function write_row(rank, c)
@@ -53,50 +53,15 @@ local function owned(rank, epoch)
   return c
 end
 
+-- The error to return unless `token` is the leader's.
+local function fenced(token)
+  if call('GET', P .. 'sched:fence') == token then return nil end
+  return err('FENCED', 'token ' .. token .. ' is not the leader\'s; acquire again')
+end
+
 local function now_ms()
   local t = call('TIME')
   return t[1] * 1000 + floor(t[2] / 1000), tonumber(t[2])
-end
-
--- Numbers of `cfg` that every decision needs. Read again after a second: a change by hand is slow to
--- matter, a read costs as much as the match. `configure` forgets them at once.
-local NUMBERS = {'block_size', 'w_wait', 'w_run', 'w_seq', 'w_decode', 'w_prefill', 'w_reclaim',
-  'resv_ttl_ms', 'max_parked', 'req_ttl_s', 'out_ttl_ms', 'out_maxlen', 'default_deadline_ms',
-  'max_ingress'}
-local CFG_AGE_MS, cfg_seen = 1000, {}
-local function read_cfg(now)
-  local g = cfg_seen[P]
-  if g and now >= g.at and now < g.at + CFG_AGE_MS then return g end
-  local v = call('HMGET', P .. 'cfg', unpack(NUMBERS))
-  g = {at = now}
-  for i = 1, #NUMBERS do
-    g[NUMBERS[i]] = tonumber(v[i] or '')
-    if not g[NUMBERS[i]] then
-      return nil, err('NOCFG', 'cfg lacks ' .. NUMBERS[i] .. '; start lmpoold, it writes cfg')
-    end
-  end
-  cfg_seen[P] = g
-  return g
-end
-
--- One entry on the stream of `client`: flat field, value, ... pairs.
-local function answer(g, client, ...)
-  local key = P .. 'out:' .. client
-  call('XADD', key, 'MAXLEN', '~', g.out_maxlen, '*', ...)
-  call('PEXPIRE', key, g.out_ttl_ms)
-end
-
-local TYPES = {overloaded = 'overloaded_error', deadline_exceeded = 'timeout_error',
-  cancelled = 'cancelled_error', worker_failed = 'server_error'}
-
--- End a request with an error entry. `emitted` is the next index of its stream.
-local function refuse(g, id, client, code, message, state)
-  local _, emitted = string.gsub(call('GET', P .. 'emitted:' .. id) or '', ' ', ' ')
-  answer(g, client, 'id', id, 'index', emitted, 'error', TYPES[code] or 'invalid_request_error',
-    'code', code, 'message', message)
-  call('HSET', P .. 'req:' .. id, 'state', state, 'client', client, 'finish', code)
-  call('EXPIRE', P .. 'req:' .. id, g.req_ttl_s)
-  call('UNLINK', P .. 'emitted:' .. id)
 end
 
 -- Give back what a route reserved on `rank`; safe to repeat.

@@ -5,13 +5,15 @@ cancel ARGV  1 id
 reap ARGV    1 most requests to move or end in this call, 2 idle ms of a consumer that counts as dead
 acquire ARGV 1 owner, 2 ttl ms
 
-Returns  cancel: the state the request was in, or UNKNOWN (a tombstone waits for it 60 s)
-         reap: texts `down <rank>`, `moved <rank> <left>`, `expired <ticket>`, `late <id>`, `gone <consumer>`
+Returns  cancel: the state the request was in, or UNKNOWN (a mark waits for it default_deadline_ms)
+         reap: texts `down <rank>`, `moved <rank> <left>`, `expired <ticket>`, `late <id>`, `lease <hash>`,
+         `gone <consumer>`
          acquire: the fencing token
 Errors   NOCFG      no lmpoold has described the pool yet
          HELD       another lmpoold leads
 
-Holds    Every reservation, parked request and rank lease ends here, and only here, when its time is over.
+Holds    Every reservation, parked request, placement lease and claim on a rank ends here, and only here,
+         when its time is over.
 ]]
 local function cancel(a)
   local g, problem = read_cfg((now_ms()))
@@ -21,7 +23,7 @@ local function cancel(a)
   local state = cur[1]
   if not state then
     call('HSET', key, 'state', 'tombstone', 'cancel', '1')
-    call('EXPIRE', key, 60)
+    call('PEXPIRE', key, g.default_deadline_ms)
     return 'UNKNOWN'
   end
   if state == 'parked' then
@@ -83,6 +85,7 @@ local function reap(a)
     refuse(g, id, client, 'deadline_exceeded', 'its deadline passed while it waited for room', 'failed')
     out[#out + 1] = 'late ' .. id
   end
+  for _, name in ipairs(end_leases(now)) do out[#out + 1] = 'lease ' .. name end
   forget_consumers(tonumber(a[2]), out)
   return out
 end

@@ -7,31 +7,7 @@ Holds    Everything a request holds after this call has a deadline: its reservat
          whoever ends it (emit, finish, cancel, reap) sets the hash's TTL.
 ]]
 local BATCH = 64
-
-local WAITING = {queued = true, tombstone = true}
-
--- Acknowledge the batch's ingress entries in one call. Only when some were not pending any more is it
--- found out which: their requests have a state, or are gone from the stream with their record.
-local function acknowledge(todo, sources)
-  if #sources == 0 then return end
-  local lost = #sources - call('XACK', P .. 'in', 'sched', unpack(sources))
-  if lost == 0 then return end
-  local silent = {}
-  for i = 1, #todo do
-    local r = todo[i]
-    if r.source ~= 'parked' and #call('XRANGE', P .. 'in', r.source, r.source) == 0 then
-      local state = call('HGET', P .. 'req:' .. r.id, 'state')
-      if state and not WAITING[state] then lost = lost - 1 else silent[#silent + 1] = r end
-    end
-  end
-  if lost > 0 then for i = 1, #silent do silent[i].taken = true end end
-end
-
--- Whether this call may serve the request; a parked one stays until it is dispatched or refused.
-local function claim(r, state)
-  if r.source == 'parked' then return call('ZSCORE', P .. 'parked', r.id) ~= false end
-  return not r.taken and (not state or WAITING[state] == true)
-end
+local META = '^(%d+) (%d+) (%d+) (%d+) ?(%-?%d*)$'
 
 local function park(g, r, deadline, terms)
   if r.source == 'parked' then return r.id .. ' parked' end
@@ -62,22 +38,36 @@ local function route_one(g, cache, r, draw)
     refuse(g, r.id, r.client, 'deadline_exceeded', 'its deadline passed before it was routed', 'failed')
     return r.id .. ' refused deadline_exceeded'
   end
+  if r.source ~= 'parked' and not enter(g, r.client, r.id) then
+    refuse(g, r.id, r.client, 'overloaded', 'its client has ' .. g.max_client_requests ..
+      ' requests open, as many as it may; send it again when one has ended', 'failed')
+    return r.id .. ' refused overloaded'
+  end
   local n = #r.hashes / DIGITS
-  local ranks = read_ranks(cache, r.cands)
-  local rank, hit, need, reason, terms = choose(g, cache, ranks, r.hashes, n, r.ntok, draw)
-  if not rank then return park(g, r, deadline, terms) end
+  local ranks = within(g, cache.rows, r, read_ranks(cache, r.cands))
+  local lease, name = lease_on(r.hashes, n, r.now)
+  local c, reason, terms, deepest = choose(g, cache.rows, r, ranks, n, draw, lease)
+  if not c then return park(g, r, deadline, terms) end
   if r.source == 'parked' then unpark(r.id) end
-  local c = cache.rows[rank]
+  local rank, hit, need = c.rank, c.hi, c.need
+  if c.lease > 0 then use_lease(lease, name, rank) end
+  if c.fly < n then take_off(r.hashes, n, hit, rank, r.now) end
   seen[P .. rank] = nil  -- it no longer is what its text says, until written
-  local work = floor(max(1, r.ntok - hit * g.block_size) + g.w_decode * r.nmax)
+  local work = floor(max(1, r.ntok - c.deep * g.block_size) + g.w_decode * r.nmax)
   c.resv, c.resv_tok = c.resv + need, c.resv_tok + work
   c.promised = c.promised or {}
   local promised = c.promised
   promised[#promised + 1] = r.id .. '.' .. r.attempt
   promised[#promised + 1] = fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms,
     n > 0 and sub(r.hashes, -DIGITS) or '-')
-  local entry = call('XADD', P .. 'w:' .. rank, '*', 'kind', 'route', 'id', r.id, 'attempt', r.attempt,
-    'hit', hit, 'p', r.payload, 'tokens', r.tokens)
+  if hit > 0 and g.background ~= 0 then heat(r, hit, draw) end
+  local plan = deepest > hit and fetch(g, cache.rows, ranks, r, n, rank, hit)
+  local words = {'kind', 'route', 'id', r.id, 'attempt', r.attempt, 'hit', hit, 'p', r.payload,
+    'tokens', r.tokens}
+  if plan then
+    words[13], words[14], words[15], words[16] = 'plan', plan, 'wait_ms', g.fetch_wait_ms
+  end
+  local entry = call('XADD', P .. 'w:' .. rank, '*', unpack(words))
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
     'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
     'reason', reason, 'terms', terms)
@@ -93,13 +83,16 @@ local function route(a)
   end
   local todo, sources = {}, {}
   for i = 1, #a, 8 do
-    local ntok, nmax, deadline, attempt = match(a[i + 2], '^(%d+) (%d+) (%d+) (%d+)$')
-    if not ntok or #a[i + 3] % DIGITS ~= 0 then
-      return err('BADARGS', 'cannot read meta or hashes of ' .. a[i])
+    local ntok, nmax, deadline, attempt, priority = match(a[i + 2], META)
+    local cands, origin = a[i + 4], nil
+    if find(cands, '@', 1, true) then cands, origin = match(cands, '^(.*)@(%d+)$') end
+    if not ntok or not cands or #a[i + 3] % DIGITS ~= 0 then
+      return err('BADARGS', 'cannot read meta, hashes or candidates of ' .. a[i])
     end
     if a[i + 1] ~= 'parked' then sources[#sources + 1] = a[i + 1] end
     todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = tonumber(ntok), nmax = tonumber(nmax),
-      deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], cands = a[i + 4],
+      total = ceil((ntok + 1) / g.block_size), priority = tonumber(priority) or 0, cands = cands,
+      deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], origin = origin,
       client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
   acknowledge(todo, sources)

@@ -47,6 +47,7 @@ local function emit(a)
       'cached_tokens', a[i + 7], 'emitted', a[i + 8])
     call('EXPIRE', key, g.req_ttl_s)
     call('UNLINK', P .. 'emitted:' .. id)
+    if g.max_client_requests > 0 then leave(g, call('HGET', key, 'client') or '', id) end
     call('XACK', stream, a[2], a[i + 3])
     call('XDEL', stream, a[i + 3])
     call('HINCRBY', stats, 'requests', 1)

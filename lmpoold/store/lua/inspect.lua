@@ -1,42 +1,16 @@
---[[ configure, page, ranks, explain: describe the pool, and look into it.
+--[[ page, ranks, explain: look into the pool.
 
 KEYS[1]  load       HASH    rank rows
-configure ARGV  1 n identity pairs, n x (field, value), then (field, value) pairs of settings
 page ARGV       1 prefix hash, or its first digits is not enough: 32 hex digits
 ranks ARGV      none
 explain ARGV    1 request id
 
-Returns  configure: OK; page: a line a rank that holds the block; ranks: a line a rank
+Returns  page: a line a rank that holds the block; ranks: a line a rank
          explain: lines of what is known of the request, then a line a candidate
-Errors   CFG_MISMATCH  a live rank serves this pool under another identity; names the field
-         MISSING    no such request (its record is kept for a while after its end)
+Errors   MISSING    no such request (its record is kept for a while after its end)
 
-Holds    page, ranks and explain write nothing. Settings already in cfg are not overwritten.
+Holds    They write nothing.
 ]]
-local function configure(a)
-  local n, live = tonumber(a[1]), false
-  local flat = call('HGETALL', P .. 'load')
-  for i = 1, #flat, 2 do
-    local c = parse_row(flat[i + 1])
-    live = live or (c.state ~= 'down' and call('GET', rank_key(flat[i], 'alive')) == c.epoch)
-  end
-  local changed = false
-  for i = 2, 2 * n, 2 do
-    local have = call('HGET', P .. 'cfg', a[i])
-    changed = changed or (have and have ~= a[i + 1])
-    if live and have and have ~= a[i + 1] then
-      return err('CFG_MISMATCH', a[i] .. ': the pool has ' .. have .. ', this lmpoold has ' .. a[i + 1] ..
-        '; stop its workers first or use another pool name')
-    end
-  end
-  if changed then call('HDEL', P .. 'cfg', 'weights') end
-  for i = 2, 2 * n, 2 do call('HSET', P .. 'cfg', a[i], a[i + 1]) end
-  for i = 2 * n + 2, #a, 2 do call('HSETNX', P .. 'cfg', a[i], a[i + 1]) end
-  cfg_seen[P] = nil
-  pcall(call, 'XGROUP', 'CREATE', P .. 'in', 'sched', '0', 'MKSTREAM')
-  return 'OK'
-end
-
 local function sorted_ranks()
   local ranks = call('HKEYS', P .. 'load')
   table.sort(ranks, function(x, y) return tonumber(x) < tonumber(y) end)
@@ -76,6 +50,7 @@ local function ranks(a)
   return out
 end
 
+local TERMS = '^(%d+) (%d+) (%-?%d+) (%-?%d+) (%d+) (%d+) (%-?%d+) (%a+) ?(%d*) ?(%d*) ?(%d*) ?(%d*)$'
 local function explain(a)
   local flat = call('HGETALL', P .. 'req:' .. a[1])
   if #flat == 0 then
@@ -91,15 +66,15 @@ local function explain(a)
     if name ~= 'terms' then out[#out + 1] = name .. '=' .. f[name] end
   end
   for line in gmatch(f.terms or '', '[^;]+') do
-    local rank, hit, need, free, reclaim, queue, cost, verdict = match(line,
-      '^(%d+) (%d+) (%d+) (%-?%d+) (%d+) (%d+) (%d+) (%a+)$')
-    out[#out + 1] = 'candidate=' .. rank .. ' hit=' .. hit .. ' need=' .. need .. ' free=' .. free ..
-      ' reclaimable=' .. reclaim .. ' queue=' .. queue .. ' cost=' .. cost .. ' verdict=' .. verdict
+    local rank, hit, need, free, kept, queue, cost, verdict, deep, reclaim, hop, lease = match(line, TERMS)
+    reclaim, hop, lease = tonumber(reclaim) or 0, tonumber(hop) or 0, tonumber(lease) or 0
+    out[#out + 1] = fmt('candidate=%s hit=%s deep=%s need=%s free=%s reclaimable=%s queue=%s prefill=%d ' ..
+      'reclaim=%d hop=%d lease=%d cost=%s verdict=%s', rank, hit, deep ~= '' and deep or hit, need, free, kept,
+      queue, cost - queue - reclaim - hop + lease, reclaim, hop, lease, cost, verdict)
   end
   return out
 end
 
-on('configure', configure)
 on('page', page, {'no-writes'})
 on('ranks', ranks, {'no-writes'})
 on('explain', explain, {'no-writes'})

@@ -6,7 +6,8 @@ admit ARGV   1 rank, 2 epoch, then (id, attempt) pairs the worker has taken into
 finish ARGV  1 id, 2 source (ingress entry id | `parked` | ''), 3 client, 4 code, 5 message, 6 state,
              7 excerpt of the entry for `dead`, or ''
 
-Returns  submit: the entry id | DUP | OVERLOADED; admit: ids to drop, for they moved on; finish: OK | DUP
+Returns  submit: the entry id | DUP | OVERLOADED | BUSY (its client has as many open as it may);
+         admit: ids to drop, for they moved on; finish: OK | DUP
 Errors   NOCFG      no lmpoold has described the pool yet
          NORANK     the rank never joined
          STALE_EPOCH  the rank was fenced: its requests run elsewhere
@@ -22,6 +23,7 @@ local function submit(a)
   local state = call('HGET', key, 'state')
   if state and state ~= 'tombstone' then return 'DUP' end
   if call('XLEN', P .. 'in') >= g.max_ingress then return 'OVERLOADED' end
+  if not enter(g, a[2], a[1]) then return 'BUSY' end
   local entry = call('XADD', P .. 'in', '*', unpack(a, 3))
   call('HSET', key, 'state', 'queued', 'client', a[2])
   call('PERSIST', key)

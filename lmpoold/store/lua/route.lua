@@ -4,9 +4,10 @@ KEYS[1]  load       HASH    rank rows
 ARGV     8 a request:
   1 id              text    request id
   2 source          text    ingress entry id, or `parked`
-  3 meta            text    "prompt_tokens max_tokens deadline_ms attempt": deadline is unix ms, 0 = default
+  3 meta            text    "prompt_tokens max_tokens deadline_ms attempt [priority]": deadline is unix ms,
+                            0 = default
   4 hashes          hex     32 digits a complete block, root first
-  5 candidates      text    ranks by comma, or `*` for every rank
+  5 candidates      text    ranks by comma, or `*` for every rank; then `@rank` if it has an origin
   6 client          text    the stream that answers go to
   7 payload         json    handed to the worker unread
   8 tokens          text    prompt token ids by blank, handed to the worker
@@ -18,75 +19,87 @@ Errors   NOCFG      no lmpoold has described the pool yet
 Holds    Exactly one of all calls for one (id, source) dispatches it: gated by XACK or by `parked`.
          A rank is a candidate only while its row says `up` and its alive key names the row's epoch.
          hit is a hint: the longest published prefix, by bisection (presence is prefix-closed).
-         `terms` of the request: a candidate each, by `;`: rank, hit, need, free, reclaimable, queue,
-         cost, verdict (ok full worse down drain); worse: hit is at most, cost at least, what it says.
+         The cheapest takes it, but an owner of its prefix keeps it while the cheapest is not cheaper by
+         bypass_slack, and lets a much idler neighbour have it for at most spill_slack more.
+         `terms` of the request: a candidate each, by `;`: rank, hit, need, free, reclaimable, queue, cost,
+         verdict (ok full worse down drain), and if they say anything: deep (hit and what is in flight),
+         reclaim, hop, lease. worse: hit is at most, cost at least, what it says.
 ]]
--- Cost of a request of `total` blocks and `ntok` tokens on rank `c`, of which it holds `hit` blocks.
-local function price(g, c, hit, total, ntok)
-  local cost = c.queue + g.w_prefill * max(1, ntok - hit * g.block_size)
-  local short = total - hit - max(0, c.free - c.resv)
-  if short > 0 then cost = cost + g.w_reclaim * g.block_size * short end
-  return cost
-end
-
--- How deep each live candidate holds the prompt, as bounds. A candidate is searched until its depth is
--- known, or until it can neither be the cheapest nor hold more than another: then `worse` is set.
-local function search(g, cache, ranks, b, n, total, ntok)
-  local best_cost, deepest, open = nil, 0, {}
-  local function settle(c)
-    deepest = max(deepest, c.lo)
-    if total - c.lo <= c.free - c.resv + c.reclaim then
-      local cost = price(g, c, c.lo, total, ntok)
-      if not best_cost or cost < best_cost then best_cost = cost end
-    end
-  end
-  for i = 1, #ranks do
-    local c = cache.rows[ranks[i]]
-    if c and c.live then
-      c.queue = g.w_wait * (c.wait_tok + c.resv_tok) + g.w_run * c.run_tok + g.w_seq * c.run
-      c.worse, c.lo, c.hi = false, ends(c.pages, b, n)
-      if c.lo == c.hi then settle(c) else open[#open + 1] = c end
-    end
-  end
-  for i = 1, #open do
-    local c = open[i]
-    while c.lo < c.hi do
-      c.worse = best_cost and c.hi <= deepest and price(g, c, c.hi, total, ntok) > best_cost
-      if c.worse then break end
-      c.lo, c.hi = narrow(c.pages, b, c.lo, c.hi, deepest)
-    end
-    if not c.worse then settle(c) end
-  end
-  return deepest
-end
-
--- The cheapest candidate that has room, and what was known of each one.
-local function choose(g, cache, ranks, b, n, ntok, draw)
-  local total = ceil((ntok + 1) / g.block_size)
-  local deepest = search(g, cache, ranks, b, n, total, ntok)
-  local best, best_cost, best_hit, best_need, ties, terms = nil, nil, 0, 0, 0, {}
-  for i = 1, #ranks do
-    local rank, c = ranks[i], cache.rows[ranks[i]]
-    if c and c.live then
-      local hit, need, free = c.hi, total - c.hi, c.free - c.resv
-      local cost, verdict = price(g, c, hit, total, ntok), 'ok'
-      if c.worse then verdict = 'worse'
-      elseif need > free + c.reclaim then verdict = 'full'
-      elseif not best or cost < best_cost then
-        best, best_cost, best_hit, best_need, ties = rank, cost, hit, need, 1
-      elseif cost == best_cost then
+-- The row of the least cost that fits and passes `test`; equal ones are drawn from.
+local function cheapest(live, draw, test)
+  local best, ties = nil, 0
+  for i = 1, #live do
+    local c = live[i]
+    if c.verdict == 'ok' and (not test or test(c)) then
+      if not best or c.cost < best.cost then
+        best, ties = c, 1
+      elseif c.cost == best.cost then
         ties = ties + 1
-        if (draw + i * 7919) % ties == 0 then best, best_hit, best_need = rank, hit, need end
+        if (draw + i * 7919) % ties == 0 then best = c end
       end
-      terms[i] = fmt('%s %d %d %d %d %d %d %s', rank, hit, need, free, c.reclaim, c.queue, cost, verdict)
+    end
+  end
+  return best
+end
+
+local function holds(c) return c.deep > 0 end
+
+-- The rule on priced rows: who takes the request, and whether as a neighbour's spill.
+local function decide(g, live, draw)
+  local best = cheapest(live, draw)
+  if not best then return nil end
+  local owner = best.deep > 0 and best or cheapest(live, draw, holds)
+  if not owner then return best end
+  if owner ~= best then
+    local saved = g.w_prefill * owner.deep * g.block_size
+    if best.cost + min(g.bypass_slack, saved) < owner.cost then return best end
+  end
+  local near = g.near[owner.rank]
+  local spill = near and cheapest(live, draw, function(c)
+    return near[c.rank] and owner.queue - c.queue >= g.spill_gap and c.cost <= owner.cost + g.spill_slack
+  end)
+  if spill then return spill, true end
+  return owner
+end
+
+local function reason_of(best, spilled, deepest, n)
+  if not best then return 'no_capacity' end
+  if n == 0 then return 'no_complete_block' end
+  if spilled then return 'pair_spill' end
+  if best.lease > 0 then return 'placement_lease' end
+  if best.deep > best.hi and best.deep == deepest then return 'prefix_in_flight' end
+  if best.deep > 0 then return best.deep < deepest and 'shorter_prefix_cheaper' or 'prefix_hit' end
+  return deepest > 0 and 'load_outweighs_prefix' or 'no_prefix_hit'
+end
+
+-- The row that takes the request, or nil; why; and what was known of each candidate.
+local function choose(g, rows, r, ranks, n, draw, lease)
+  local fly, live, terms = in_flight(g, rows, r.hashes, n, r.now), {}, {}
+  for i = 1, #ranks do
+    local c = rows[ranks[i]]
+    if c and c.live then
+      approach(g, r, ranks[i], c, fly, lease)
+      live[#live + 1] = c
+    end
+  end
+  local deepest = search(g, r, live, r.hashes, n)
+  for i = 1, #ranks do
+    local rank, c = ranks[i], rows[ranks[i]]
+    if c and c.live then
+      local hit, reclaim = c.hi, nil
+      c.need, c.deep, c.verdict = r.total - hit, c.fly > hit and c.fly or hit, 'ok'
+      c.cost, reclaim, c.lease = price(g, r, c, hit)
+      if c.worse then c.verdict = 'worse'
+      elseif c.need > c.free - c.resv + c.reclaim then c.verdict = 'full' end
+      terms[i] = fmt('%s %d %d %d %d %d %d %s', rank, hit, c.need, c.free - c.resv, c.reclaim, c.queue,
+        c.cost, c.verdict)
+      if reclaim > 0 or c.hop > 0 or c.lease > 0 then
+        terms[i] = terms[i] .. fmt(' %d %d %d %d', c.deep, reclaim, c.hop, c.lease)
+      elseif c.deep > hit then terms[i] = terms[i] .. ' ' .. c.deep end
     else
       terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
     end
   end
-  local reason = 'no_complete_block'
-  if not best then reason = 'no_capacity'
-  elseif best_hit > 0 then reason = best_hit < deepest and 'shorter_prefix_cheaper' or 'prefix_hit'
-  elseif deepest > 0 then reason = 'load_outweighs_prefix'
-  elseif n > 0 then reason = 'no_prefix_hit' end
-  return best, best_hit, best_need, reason, concat(terms, ';')
+  local best, spilled = decide(g, live, draw)
+  return best, reason_of(best, spilled, deepest, n), concat(terms, ';'), deepest
 end

@@ -1,0 +1,1 @@
+"""What a control plane of many workers and pages costs."""

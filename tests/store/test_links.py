@@ -1,0 +1,99 @@
+"""The leader's links, on both servers: guessed, calibrated, learnt, taken back."""
+
+import pytest
+
+from lmpoold.daemon import links
+from lmpoold.daemon.links import LinkKeeper
+from lmpoold.protocol.profile import Curve, Profile
+from lmpoold.store.plans import PlanStore
+from tests.store.pool import IDENTITY
+
+PAIR = "0>1"
+
+
+@pytest.fixture
+async def keeper(pool, monkeypatch):
+    monkeypatch.setattr(links, "EVERY_S", 0.0)
+    for rank in (0, 1):
+        await pool.join(rank)
+        await say(pool, rank, way="gloo")
+    return LinkKeeper(PlanStore(pool.store))
+
+
+async def say(pool, rank, **facts):
+    await pool.store.redis.hset(pool.store.keys.rank_facts(rank), mapping=facts)
+
+
+async def line(pool, pair=PAIR):
+    raw = await pool.store.redis.hget(pool.store.keys.links, pair)
+    return None if raw is None else [int(word) for word in raw.split()]
+
+
+async def calibrated(pool, block_bytes):
+    curve = Curve(((block_bytes, 1000.0), (32 * block_bytes, 32_000.0)))
+    profile = Profile(block_bytes=block_bytes, curves={(0, 1): curve}, residuals={(0, 1): {1: 7.0}})
+    await pool.store.redis.set(pool.store.keys.profile, profile.encode())
+
+
+async def test_ranks_that_can_move_blocks_are_linked_both_ways(pool, keeper):
+    await keeper.turn("t")
+    assert await line(pool) == await line(pool, "1>0")
+    assert (await line(pool))[0] > 0
+    await pool.lose(1)
+    await keeper.turn("t")
+    assert await line(pool) is None
+
+
+async def test_a_rank_that_drains_for_a_while_keeps_its_links(pool, keeper):
+    await keeper.turn("t")
+    await pool.store.drain(1, draining=True)
+    await keeper.turn("t")
+    assert await line(pool) is not None
+    await pool.store.drain(1, draining=False)
+    assert await line(pool) is not None
+
+
+async def test_a_rank_without_a_way_is_not_linked(pool, keeper):
+    await pool.join(2)
+    await keeper.turn("t")
+    assert await line(pool) is not None
+    assert await line(pool, "0>2") is None
+
+
+async def test_a_calibrated_link_costs_what_was_measured(pool, keeper):
+    await calibrated(pool, IDENTITY.kv_block_bytes)
+    await keeper.turn("t")
+    assert await line(pool) == pytest.approx([7, 1200], abs=1), "1.2 for interference"
+    assert await line(pool, "1>0") != await line(pool)
+
+
+async def test_a_profile_of_other_blocks_is_not_used(pool, keeper, caplog):
+    await keeper.turn("t")
+    guessed = await line(pool)
+    await calibrated(pool, 2 * IDENTITY.kv_block_bytes)
+    await keeper.turn("t")
+    assert await line(pool) == guessed
+    assert "lmpoolctl calibrate" in caplog.text
+
+
+async def test_what_plans_took_moves_the_line_and_the_next_leader_knows_it_too(pool, keeper):
+    await keeper.turn("t")
+    before = await line(pool)
+    for _ in range(20):
+        row = {"outcome": "finalize", "src": 0, "dst": 1, "blocks": 1, "publish_us": 90_000}
+        await pool.store.redis.xadd(pool.store.keys.plan_log, row)
+    await keeper.turn("t")
+    after = await line(pool)
+    assert sum(after) > 2 * sum(before)
+    another = LinkKeeper(PlanStore(pool.store))
+    await another.turn("t")
+    assert await line(pool) == pytest.approx(after, rel=0.01)
+
+
+async def test_an_aborted_plan_teaches_nothing(pool, keeper):
+    await keeper.turn("t")
+    before = await line(pool)
+    row = {"outcome": "aborted", "src": 0, "dst": 1, "blocks": 1, "publish_us": 90_000}
+    await pool.store.redis.xadd(pool.store.keys.plan_log, row)
+    await keeper.turn("t")
+    assert await line(pool) == before

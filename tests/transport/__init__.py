@@ -1,0 +1,1 @@
+"""Blocks between real processes."""

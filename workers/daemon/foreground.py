@@ -1,0 +1,109 @@
+"""Short of blocks: move a cold chain to a neighbour with room instead of forgetting it.
+
+Asks for its shortage only and waits for nothing: sequences that need the blocks before the plan
+has freed them take others by reclaiming, as they would anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import Any
+
+from lmpoold.protocol.hashing import PrefixHash
+from lmpoold.protocol.profile import write_pair
+from lmpoold.protocol.transfer import Mode, Phase, Why
+from lmpoold.protocol.views import RankRow
+from lmpoold.store.plans import PlanStore
+from workers.core.cold import Cold, coldest_worth_moving
+from workers.daemon.engine import Engine
+from workers.daemon.participant import handed_over
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.05
+COOLDOWN_S = 1.0
+"""How long a chain is left alone after a plan or a refusal."""
+
+
+class Foreground:
+    """Watches one worker's shortage during one epoch."""
+
+    def __init__(self, plans: PlanStore, engine: Engine, rank: int, epoch: str) -> None:
+        """Move blocks of `rank` away under `epoch`."""
+        self._plans = plans
+        self._engine = engine
+        self._rank = rank
+        self._epoch = epoch
+        self._tried: dict[PrefixHash, float] = {}
+
+    async def turn(self) -> None:
+        """Look once, a while after the last time.
+
+        Raises: Stale: the rank was fenced.
+        """
+        await asyncio.sleep(EVERY_S)
+        shortage, us = self._engine.shortage_blocks, self._engine.pace.prefill_us
+        if shortage <= 0 or us is None:
+            return
+        cold = await handed_over(
+            self._engine.tell, lambda handoff, _: coldest_worth_moving(handoff.pool, shortage)
+        )
+        now_s = time.monotonic()
+        self._tried = {leaf: at for leaf, at in self._tried.items() if now_s - at < COOLDOWN_S}
+        if cold is None or not cold.freed or cold.hashes[-1] in self._tried:
+            return
+        self._tried[cold.hashes[-1]] = now_s
+        cfg = await self._plans.store.cfg()
+        if not float(cfg.get("foreground", "0")):
+            return
+        saved_us = cold.reuses * cold.freed * int(cfg["block_size"]) * us
+        await self._move(cold, saved_us, float(cfg["foreground_ratio"]))
+
+    async def _move(self, cold: Cold, saved_us: float, ratio: float) -> None:
+        target, cost_us = await self._target(cold)
+        leaf, numbers = cold.hashes[-1], f"blocks={cold.freed} saved_us={saved_us:.0f}"
+        if target is None:
+            await self._plans.refuse(Why.FOREGROUND, leaf, f"refused no_target_space {numbers}")
+            return
+        numbers = f"from={self._rank} to={target.rank} {numbers} cost_us={cost_us:.0f}"
+        if saved_us < ratio * cost_us:
+            await self._plans.refuse(Why.FOREGROUND, leaf, f"refused low_benefit {numbers}")
+            return
+        plan = uuid.uuid4().hex
+        phase = await self._plans.prepare(
+            plan,
+            rank=self._rank,
+            token=self._epoch,
+            mode=Mode.MOVE,
+            why=Why.FOREGROUND,
+            source=self._rank,
+            destination=target.rank,
+            hashes=cold.hashes,
+            first=0,
+            keep=cold.keep,
+            cost_us=cost_us,
+        )
+        if phase is Phase.PREPARE:
+            log.info("moving a cold chain", extra={"plan": plan, "to": target.rank})
+        else:
+            await self._plans.refuse(Why.FOREGROUND, leaf, f"refused {phase} {numbers}")
+
+    async def _target(self, cold: Cold) -> tuple[RankRow | None, float]:
+        """Choose the neighbour with most room for the whole chain, and what moving it costs."""
+        raw: Any = await self._plans.store.redis.hgetall(self._plans.store.keys.links)
+        lines = {name.decode(): value.decode().split() for name, value in raw.items()}
+        best: RankRow | None = None
+        for row in await self._plans.store.ranks():
+            linked = write_pair((self._rank, row.rank)) in lines
+            room = row.free - row.reserved
+            if row.state != "up" or not linked or room < len(cold.hashes):
+                continue
+            if best is None or room > best.free - best.reserved:
+                best = row
+        if best is None:
+            return None, 0.0
+        fixed_us, block_us = map(float, lines[write_pair((self._rank, best.rank))])
+        return best, fixed_us + block_us * len(cold.hashes)

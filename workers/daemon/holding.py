@@ -1,0 +1,46 @@
+"""Requests that wait for a plan to bring their prefix, before the engine gets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lmpoold.protocol.messages import Dispatch
+
+
+class Holding:
+    """Keeps a request until its plan is over or its wait is; then hands it on, once."""
+
+    def __init__(self, hand_on: Callable[[Dispatch], None]) -> None:
+        """Give what was waited for to `hand_on`, on the event loop's thread."""
+        self._hand_on = hand_on
+        self._held: dict[str, tuple[Dispatch, asyncio.TimerHandle]] = {}
+
+    def __len__(self) -> int:
+        """Count the requests held."""
+        return len(self._held)
+
+    def hold(self, dispatch: Dispatch) -> None:
+        """Keep a request for at most its `wait_s`; one that is held already stays as it is."""
+        if dispatch.id not in self._held:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(dispatch.wait_s, self.release, dispatch.id)
+            self._held[dispatch.id] = (dispatch, timer)
+
+    def release(self, request_id: str) -> None:
+        """Hand a request on now, if it is held."""
+        if held := self._held.pop(request_id, None):
+            dispatch, timer = held
+            timer.cancel()
+            self._hand_on(dispatch)
+
+    def release_plan(self, plan: str) -> None:
+        """Hand on whatever waits for a plan."""
+        for request_id in [key for key, (held, _) in self._held.items() if held.plan == plan]:
+            self.release(request_id)
+
+    def forget(self, request_id: str | None = None) -> None:
+        """Drop a request, or all of them: they run elsewhere."""
+        for each in [request_id] if request_id is not None else list(self._held):
+            if held := self._held.pop(each, None):
+                held[1].cancel()
