@@ -43,6 +43,8 @@ from workers.daemon.settings import WorkerConfig
 )
 @click.option("--transfer-host", default="127.0.0.1", help="Where other workers reach this one.")
 @click.option("--check/--no-check", default=False, help="Assert the blocks' invariants; for tests.")
+@click.option("--metrics-host", default="127.0.0.1", help="Where metrics are shown.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Their port; 0: a free one.")
 @click.option("--log-level", default="info")
 @click.version_option(package_name="lmpool")
 @click.pass_context

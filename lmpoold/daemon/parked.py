@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from redis.asyncio import Redis
 
+from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.reading import Reader
 from lmpoold.protocol.views import RouteCall
 from lmpoold.shell.steady import steadily
@@ -20,11 +22,14 @@ POLL_S = 0.25
 class Parked:
     """Retries the parked set, nearest deadline first."""
 
-    def __init__(self, store: PoolStore, blocking: Redis, reader: Reader) -> None:
+    def __init__(
+        self, store: PoolStore, blocking: Redis, reader: Reader, metrics: RouterMetrics
+    ) -> None:
         """Wait on `blocking`, a client without read timeout."""
         self._store = store
         self._blocking = blocking
         self._reader = reader
+        self._metrics = metrics
 
     async def run(self, stop: asyncio.Event) -> None:
         """Retry until `stop`."""
@@ -52,7 +57,9 @@ class Parked:
         calls = await asyncio.to_thread(self._calls, rows)
         if not calls:
             return False
+        began_s = time.perf_counter()
         routed = await self._store.route(calls)
+        self._metrics.routed(calls, routed, time.perf_counter() - began_s)
         return any(one.outcome != "parked" for one in routed)
 
     def _calls(self, rows: list[tuple[Any, ...]]) -> list[RouteCall]:

@@ -149,7 +149,7 @@ class Gateway:
 
     async def scrape(self, request: Request) -> Response:
         """Print the metrics."""
-        page = self.metrics.page(await self.served.ranks())
+        page = self.metrics.page(await self.served.state())
         return Response(page, media_type="text/plain; version=0.0.4")
 
 
