@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import NoPermissionError, ResponseError
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
 from lmpoold.protocol.errors import (
@@ -135,7 +136,13 @@ class PoolStore:
         except ResponseError as error:
             if "Function not found" not in str(error):
                 raise _translated(error) from None
-        await self.load_library()
+        try:
+            await self.load_library()
+        except NoPermissionError:
+            raise ServerLost(
+                "the server has lost the function library, and this user may not load it: "
+                "an lmpoold will"
+            ) from None
         try:
             return await self._execute(command, function, *args)
         except ResponseError as error:
