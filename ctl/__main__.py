@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from ctl.commands.acl import acl
 from ctl.commands.cancel import cancel
 from ctl.commands.config import config
 from ctl.commands.demo import demo
@@ -21,6 +22,7 @@ from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
 from ctl.commands.submit import submit
+from ctl.commands.top import top
 from ctl.commands.topology import topology
 from ctl.commands.up import up
 from ctl.target import Unreachable
@@ -60,6 +62,7 @@ COMMANDS = (
     demo,
     submit,
     status,
+    top,
     ranks,
     pages,
     plans,
@@ -68,6 +71,7 @@ COMMANDS = (
     drain,
     config,
     topology,
+    acl,
     pulse,
     redis,
 )
