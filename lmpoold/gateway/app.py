@@ -23,6 +23,7 @@ from lmpoold.gateway.asking import Asker, usable_name
 from lmpoold.gateway.faults import CLIENT_LEFT, Fault, broken, fault_of, unreachable
 from lmpoold.gateway.keyring import KeyRing
 from lmpoold.gateway.metrics import Metrics
+from lmpoold.gateway.page import Page
 from lmpoold.gateway.reading import Call, Kind, read_call
 from lmpoold.gateway.rendering import Rendering
 from lmpoold.gateway.served import Served
@@ -66,6 +67,7 @@ class Gateway:
     served: Served
     keys: KeyRing
     metrics: Metrics
+    page: Page
     body_limit_bytes: int
 
     async def complete(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,6 +193,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/health", gateway.health),
             Route("/ready", gateway.ready),
             Route("/metrics", gateway.scrape),
+            *gateway.page.routes(),
         ],
         exception_handlers={HTTPException: _refuse, Fault: _refuse, Exception: _refuse},
     )
