@@ -1,9 +1,14 @@
-"""Consumer-group reading: the one place that parses XREADGROUP and XAUTOCLAIM replies."""
+"""Consumer-group reading: the one place that parses XREADGROUP and XAUTOCLAIM replies.
+
+And the one entry of a worker's stream that no function writes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from redis.asyncio import Redis
 
 from lmpoold.store.lane import Lane, Plain
 
@@ -55,3 +60,11 @@ class Inbox:
             *(min_idle_ms, "0-0", "COUNT", count),
         )
         return _entries(reply[1])
+
+
+async def ask_to_forget(redis: Redis, stream: str) -> None:
+    """Ask the worker that reads `stream` to give up every block that no request holds.
+
+    They are gone from the page table with its next report.
+    """
+    await redis.xadd(stream, {"kind": "forget"})
