@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper`: the matrix, the curve of latency by load, and the transfer sweep."""
+"""`python -m benchmarks.paper`: the matrix, latency by load, and the transfer sweep."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--repetitions", default=5, show_default=True),
         click.option("--requests", default=0, help="Of each workload; 0 for all."),
         click.option("--seed", default=0, show_default=True),
+        click.option("--fresh", is_flag=True, help="Do not take up an interrupted run."),
         click.option("--set", "constants", multiple=True, help="name=value of `cfg`."),
         click.option(
             "--out",
@@ -66,10 +67,10 @@ def settings_of(
     return Settings(constants=chosen, modes=modes or tuple(MODES), **sizes, **options)
 
 
-def measure(names: tuple[str, ...], settings: Settings, out: Path) -> None:
+def measure(names: tuple[str, ...], settings: Settings, out: Path, *, fresh: bool) -> None:
     """Run the matrix, print its tables, and write files and pictures."""
     try:
-        results = uvloop.run(Matrix(names, settings, out).run(click.echo))
+        results = uvloop.run(Matrix(names, settings, out, fresh=fresh).run(click.echo))
     except ResultError as error:
         raise click.ClickException(str(error)) from None
     for name, result in results.items():
@@ -97,16 +98,21 @@ def main() -> None:
 @click.option("--mode", "modes", multiple=True, type=click.Choice(tuple(MODES)))
 @click.option("--oracle", is_flag=True, help="Between phases, tell the pool what is coming.")
 @common
-def e2e(names: tuple[str, ...], out: Path, **options: Any) -> None:
+def e2e(names: tuple[str, ...], out: Path, fresh: bool, **options: Any) -> None:
     """Run workloads (default: all) in all five modes."""
-    measure(names or tuple(WORKLOADS), settings_of(**options), out)
+    measure(names or tuple(WORKLOADS), settings_of(**options), out, fresh=fresh)
 
 
 @main.command()
 @common
-def kv_routing(out: Path, **options: Any) -> None:
+def kv_routing(out: Path, fresh: bool, **options: Any) -> None:
     """Run the three routing workloads without moving a block: one rank, round robin, routed."""
-    measure(ROUTING, settings_of(modes=("single-gpu", "multi-gpu", "kv-routing"), **options), out)
+    measure(
+        ROUTING,
+        settings_of(modes=("single-gpu", "multi-gpu", "kv-routing"), **options),
+        out,
+        fresh=fresh,
+    )
 
 
 main.add_command(transfer_sweep, "kv-transfer")

@@ -87,7 +87,9 @@ class Job:
 class Matrix:
     """A run: the jobs, and what is said about it while it goes on."""
 
-    def __init__(self, names: Sequence[str], settings: Settings, out: Path) -> None:
+    def __init__(
+        self, names: Sequence[str], settings: Settings, out: Path, *, fresh: bool = False
+    ) -> None:
         """Make the prompts, say what they have to give, and find what is there already."""
         self._settings = settings
         folder = resolve(settings.model, cache=cache_root(os.environ))
@@ -104,7 +106,11 @@ class Matrix:
             longest = profile["longest_prompt_tokens"] + work.max_tokens + 1
             self._longest = max(self._longest, longest)
             file = ResultFile(
-                out / result_name(name, settings), name, settings.arguments(), profile
+                out / result_name(name, settings),
+                name,
+                settings.arguments(),
+                profile,
+                fresh=fresh,
             )
             self._jobs.append(Job(name, work, file))
         self._began_s = time.monotonic()
@@ -166,6 +172,7 @@ class Matrix:
         say(
             f"[{self._done}/{self._total}] {job.name:11} {mode.name:11} "
             f"{figures['wall_s']:6.1f} s {figures['throughput_tok_s']:7.1f} tok/s, TTFT "
-            f"{figures['ttft_ms']['mean']:7.1f} ms, reuse {figures['workers']['token_reuse']:5.1%}, "
+            f"{figures['ttft_ms']['mean']:7.1f} ms, "
+            f"reuse {figures['workers']['token_reuse']:5.1%}, "
             f"moved {figures['transfers']['transfer_blocks']} blocks; {left_min:.0f} min left"
         )

@@ -1,4 +1,4 @@
-"""What a workload has to give, before anything is launched: replayed against a cache without limits."""
+"""What a workload has to give, known before anything is launched."""
 
 from __future__ import annotations
 

@@ -92,10 +92,22 @@ class ResultFile:
     """One file, and the trials in it so far."""
 
     def __init__(
-        self, path: Path, benchmark: str, arguments: Mapping[str, Any], profile: Mapping[str, Any]
+        self,
+        path: Path,
+        benchmark: str,
+        arguments: Mapping[str, Any],
+        profile: Mapping[str, Any],
+        *,
+        fresh: bool = False,
     ) -> None:
         """Take up `path` if it holds the beginning of this very run; otherwise begin it.
 
+        Args:
+            path: of the file.
+            benchmark: the workload's name.
+            arguments: what it is measured with.
+            profile: of the data.
+            fresh: begin it in any case.
         Raises: ResultError: it holds the beginning of another one.
         """
         commit, dirty = revision()
@@ -114,7 +126,7 @@ class ResultFile:
             "complete": False,
         }
         self._trials: dict[str, list[dict[str, Any]]] = {}
-        if path.exists():
+        if path.exists() and not fresh:
             self._take_up(json.loads(path.read_text(encoding="utf-8")))
 
     def _take_up(self, found: dict[str, Any]) -> None:
@@ -125,7 +137,7 @@ class ResultFile:
             if known[name] != json.loads(json.dumps(self._metadata[name])):
                 raise ResultError(
                     f"{self.path} holds an unfinished run with another {name}: finish that one "
-                    "with the same options and revision, or remove the file"
+                    "with the same options and revision, or begin anew with --fresh"
                 )
         self._metadata = known
         self._trials = {mode: row["trials"] for mode, row in found["results"].items()}

@@ -24,12 +24,13 @@ OTHER = (
     "who came for a basket in fall. "
 )[:117]
 QUESTIONS = tuple(
-    f"{text:<27}"[:27]
+    f"{text:<17}"
     for text in (
-        "Who wrote it down?", "Which hour was it?", "What was on board?", "Where is the table?",
-        "Which boat came last?", "How many left?", "What did they carry?", "Who reads the book?",
-        "When does it open?", "Where do they go?", "What is missing?", "Who came first?",
-        "Which one was late?", "How long was it?", "What does it weigh?", "Who closes the door?",
+        "Who wrote it?", "Which hour?", "What was aboard?", "Where is it?", "Which came last?",
+        "How many left?", "What came back?", "Who reads it?", "When is it open?",
+        "Where do they go?",
+        "What is missing?", "Who came first?", "Which was late?", "How long was it?",
+        "What weighs most?", "Who shuts it?",
     )
 )  # fmt: skip
 WHOLE_CHARS = 117
@@ -80,7 +81,7 @@ class Workload:
 
 
 def _prompt(group: int, body: str, question: int) -> Prompt:
-    return Prompt(group, f"[{group:03}] {body} Q: {QUESTIONS[question % 16]}\n?")
+    return Prompt(group, f"[{group:03}] In this book: {body}{QUESTIONS[question % 16]}\n?")
 
 
 def _shuffled(prompts: list[Prompt], seed: str) -> tuple[Prompt, ...]:

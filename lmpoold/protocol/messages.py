@@ -99,7 +99,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Give up every block that nobody holds: an operator, or a measurement, wants an empty cache."""
+    """Give up every block that nobody holds: an operator or a benchmark wants an empty cache."""
 
     entry: str
 

@@ -18,9 +18,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 64
 BLOCK_MS = 1000
-FORGET = Handover(
-    lambda handoff, _: handoff.pool.clear_cached(), lambda _: None, after_steps=True
-)
+FORGET = Handover(lambda handoff, _: handoff.pool.clear_cached(), lambda _: None, after_steps=True)
 
 
 def entry_place(entry: str) -> tuple[int, int]:
