@@ -139,6 +139,11 @@ _OWN: Mapping[Kind, frozenset[str]] = {
 }
 
 
+_KNOWN: Mapping[Kind, frozenset[str]] = {
+    kind: _SHARED | own | _PASSED.keys() | _IGNORED | _ONLY.keys() for kind, own in _OWN.items()
+}
+
+
 def read_call(kind: Kind, body: Any) -> Call:
     """Read a request body.
 
@@ -150,7 +155,7 @@ def read_call(kind: Kind, body: Any) -> Call:
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
-    known = _SHARED | _OWN[kind] | _PASSED.keys() | _IGNORED | _ONLY.keys()
+    known = _KNOWN[kind]
     for name, value in given.items():
         if name not in known:
             raise invalid(f"unrecognized request argument: {name[:60]}", name[:60])
@@ -159,7 +164,7 @@ def read_call(kind: Kind, body: Any) -> Call:
     if "model" not in given:
         raise invalid("`model` is missing; GET /v1/models lists what is served", "model")
     options: dict[str, Any] = {"temperature": 1.0}
-    options |= {name: read(name, given[name]) for name, read in _PASSED.items() if name in given}
+    options |= {name: _PASSED[name](name, value) for name, value in given.items() if name in _PASSED}
     if options.get("stop", ()) is None:
         del options["stop"]
     if (most := _max_tokens(kind, given)) is not None:
