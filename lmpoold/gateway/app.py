@@ -184,7 +184,7 @@ class _Door:
 
 
 class _Doors:
-    """Requests for tokens go straight to their door: Starlette's way there costs more than it does."""
+    """Requests for tokens go straight to their door: Starlette's way costs more than the answer."""
 
     def __init__(self, doors: Mapping[str, _Door], rest: ASGIApp) -> None:
         self._doors = doors

@@ -164,7 +164,7 @@ def read_call(kind: Kind, body: Any) -> Call:
     if "model" not in given:
         raise invalid("`model` is missing; GET /v1/models lists what is served", "model")
     options: dict[str, Any] = {"temperature": 1.0}
-    options |= {name: _PASSED[name](name, value) for name, value in given.items() if name in _PASSED}
+    options |= {name: read(name, given[name]) for name, read in _PASSED.items() if name in given}
     if options.get("stop", ()) is None:
         del options["stop"]
     if (most := _max_tokens(kind, given)) is not None:
