@@ -166,10 +166,16 @@ class VirtualPool:
         self._later(*group, "STREAMS", keys.ingress, ">")
 
     async def route(
-        self, requests: Sequence[SimRequest], candidates: Sequence[tuple[int, ...]], *, parked: bool
+        self,
+        requests: Sequence[SimRequest],
+        candidates: Sequence[tuple[int, ...]],
+        *,
+        parked: bool,
+        blind: bool = False,
     ) -> list[Routed]:
         """Route up to `ROUTE_BATCH` requests in one call, each among its candidates.
 
+        A blind route is not told what the prompt's blocks are called, so it goes by load alone.
         Candidates are always named: `*` lists ranks in the order of a hash table, which is not the
         same in two runs.
         """
@@ -179,7 +185,7 @@ class VirtualPool:
                 source="parked" if parked else request.entry,
                 prompt_tokens=request.input_tokens,
                 max_tokens=request.output_tokens,
-                hashes=request.hashes,
+                hashes=() if blind else request.hashes,
                 client="sim",
                 payload="{}",
                 tokens="",

@@ -36,7 +36,7 @@ class Setup:
 
     Attributes:
         router: `kv`, the pool's rule; `round_robin`, each request with one candidate;
-            `least_load`, the rule with the cost of prefill and reclaim at 0.
+            `least_load`, the rule without the names of blocks, so that load alone counts.
         blocks: of each worker, of the trace's size.
         constants: fields of `cfg` other than their defaults.
         budget_tokens: of a step, seats: of a worker; as on a GPU.
@@ -183,7 +183,8 @@ class Simulation:
         choices = [self._candidates() for _ in requests]
         chosen: dict[int, list[SimRequest]] = {}
         waiting: list[SimRequest] = []
-        routes = await self._pool.route(requests, choices, parked=parked)
+        blind = self._setup.router == "least_load"
+        routes = await self._pool.route(requests, choices, parked=parked, blind=blind)
         for request, routed in zip(requests, routes, strict=True):
             if routed.outcome == "parked":
                 waiting.append(request)

@@ -1,0 +1,122 @@
+"""`python -m benchmarks.paper`: the matrix, latency by load, and the transfer sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from benchmarks.micro.transfer import main as transfer_sweep
+from benchmarks.paper.matrix import Matrix, Settings, result_name
+from benchmarks.paper.modes import MODES
+from benchmarks.paper.plots import plot_matrix
+from benchmarks.paper.result import ResultError
+from benchmarks.paper.table import gains, table
+from benchmarks.paper.workloads import WORKLOADS
+from lmpoold.protocol.config import read_constants
+
+ROUTING = tuple(name for name in WORKLOADS if name.startswith("routing"))
+GPU = {
+    "device": "cuda",
+    "block_size": 256,
+    "chars": 117,
+    "slas_ms": (3000.0, 2000.0, 5000.0, 10000.0),
+}
+"""The sizes of a run on GPUs; a run on a CPU has a fifth of the prompt."""
+
+
+def _constant(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def common(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that every run of the matrix has."""
+    options = (
+        click.option("--model", default="random:tiny-qwen3", show_default=True),
+        click.option("--gpu/--cpu", default=False, help="Sizes and device.  [default: cpu]"),
+        click.option("--workers", default=2, show_default=True),
+        click.option("--threads", default=1, show_default=True, help="Of a worker on a CPU."),
+        click.option("--repetitions", default=5, show_default=True),
+        click.option("--requests", default=0, help="Of each workload; 0 for all."),
+        click.option("--seed", default=0, show_default=True),
+        click.option("--fresh", is_flag=True, help="Do not take up an interrupted run."),
+        click.option("--set", "constants", multiple=True, help="name=value of `cfg`."),
+        click.option(
+            "--out",
+            type=click.Path(path_type=Path),
+            default=Path("benchmarks/out"),
+            show_default=True,
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def settings_of(
+    *, gpu: bool, constants: tuple[str, ...], modes: tuple[str, ...], **options: Any
+) -> Settings:
+    """Return the settings that a command line asks for."""
+    chosen = dict(map(_constant, constants))
+    read_constants(chosen)
+    sizes: dict[str, Any] = GPU if gpu else {}
+    return Settings(constants=chosen, modes=modes or tuple(MODES), **sizes, **options)
+
+
+def measure(names: tuple[str, ...], settings: Settings, out: Path, *, fresh: bool) -> None:
+    """Run the matrix, print its tables, and write files and pictures."""
+    try:
+        results = uvloop.run(Matrix(names, settings, out, fresh=fresh).run(click.echo))
+    except ResultError as error:
+        raise click.ClickException(str(error)) from None
+    for name, result in results.items():
+        profile = result["metadata"]["dataset_profile"]
+        share = profile["token_prefix_share_ratio"]
+        click.echo(f"\n{name}: {profile['total_requests']} requests, {share:.1%} could be shared")
+        click.echo(table(result))
+        click.echo(gains(result))
+    files = [out / result_name(name, settings) for name in results]
+    drawn = [
+        plot_matrix(results[name], file.with_suffix(".png"))
+        for name, file in zip(results, files, strict=True)
+    ]
+    if not all(drawn):
+        click.echo("no pictures: install matplotlib (the `bench` extra)")
+
+
+@click.group(context_settings={"show_default": True})
+def main() -> None:
+    """Serve seeded workloads in several ways, and say with intervals what each way gave."""
+
+
+@main.command()
+@click.argument("names", metavar="WORKLOAD...", nargs=-1, type=click.Choice(tuple(WORKLOADS)))
+@click.option("--mode", "modes", multiple=True, type=click.Choice(tuple(MODES)))
+@click.option("--oracle", is_flag=True, help="Between phases, tell the pool what is coming.")
+@common
+def e2e(names: tuple[str, ...], out: Path, fresh: bool, **options: Any) -> None:
+    """Run workloads (default: all) in all five modes."""
+    measure(names or tuple(WORKLOADS), settings_of(**options), out, fresh=fresh)
+
+
+@main.command()
+@common
+def kv_routing(out: Path, fresh: bool, **options: Any) -> None:
+    """Run the three routing workloads without moving a block: one rank, round robin, routed."""
+    measure(
+        ROUTING,
+        settings_of(modes=("single-gpu", "multi-gpu", "kv-routing"), **options),
+        out,
+        fresh=fresh,
+    )
+
+
+main.add_command(transfer_sweep, "kv-transfer")
+
+
+if __name__ == "__main__":
+    main()
