@@ -53,7 +53,7 @@ def bar(share: float, width: int = BAR) -> str:
     """Return a share of 1 as a bar of exactly `width` characters."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(width)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(width, "·")
 
 
 def rate_text(value: float) -> str:
@@ -181,7 +181,7 @@ def _links(now: PoolState) -> Sheet:
     columns = [Column("from", number=True), Column("to", number=True)]
     columns += [Column("fixed us", number=True), Column("us a block", number=True)]
     rows = [
-        (link.source, link.destination, f"{link.fixed_us:.0f}", f"{link.block_us:.2f}")
+        (link.source, link.destination, f"{link.fixed_us:.0f}", f"{link.block_us:.3g}")
         for link in now.links
     ]
     return sheet(columns, rows, "links")

@@ -58,7 +58,8 @@ async def _top(target: Target, every_s: float, *, once: bool) -> None:
             while True:
                 now_s = time.monotonic()
                 sheets = top_sheets(before, now, now_s - read_s, out.width)
-                live.update(Group(*(terminal(each, out.width) for each in sheets)), refresh=True)
+                drawn = [part for each in sheets for part in (terminal(each, out.width), "")]
+                live.update(Group(*drawn), refresh=True)
                 before, read_s = now, now_s
                 await asyncio.sleep(every_s)
                 now = await read_state(store)

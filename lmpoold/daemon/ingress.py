@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.reading import Reader, Refused
 from lmpoold.protocol.views import RouteCall
+from lmpoold.shell.observe import log_request
 from lmpoold.shell.steady import LOST, is_lost, steadily
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
@@ -113,10 +114,13 @@ class Ingress:
         if calls:
             routed = await self._store.route(calls)
             self._metrics.routed(calls, routed, time.perf_counter() - read_s)
+            for reply in routed:
+                log_request(reply.outcome, reply.id, rank=reply.rank, hit_blocks=reply.hit)
         for one in read:
             if isinstance(one, Refused):
                 await self._store.finish(
                     one.id, one.source, one.client, one.code, one.message, one.excerpt
                 )
                 self._metrics.refused(one.code)
-                log.info("request refused", extra={"entry": one.source, "code": one.code})
+                facts = {"request": one.id, "entry": one.source, "code": one.code}
+                log.info("request refused", extra=facts)

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.reading import Reader
 from lmpoold.protocol.views import RouteCall
+from lmpoold.shell.observe import log_request
 from lmpoold.shell.steady import steadily
 from lmpoold.store.scripts import PoolStore
 
@@ -60,6 +61,9 @@ class Parked:
         began_s = time.perf_counter()
         routed = await self._store.route(calls)
         self._metrics.routed(calls, routed, time.perf_counter() - began_s)
+        for reply in routed:
+            if reply.outcome != "parked":  # it was told when it was parked
+                log_request(reply.outcome, reply.id, rank=reply.rank, hit_blocks=reply.hit)
         return any(one.outcome != "parked" for one in routed)
 
     def _calls(self, rows: list[tuple[Any, ...]]) -> list[RouteCall]:

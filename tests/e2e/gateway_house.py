@@ -79,7 +79,7 @@ def official(url: str, **options: Any) -> AsyncOpenAI:
 @contextlib.asynccontextmanager
 async def running_house() -> AsyncIterator[House]:
     """Run a pool of one worker and a gateway, until the block ends."""
-    shown = ("--metrics-port", "0")
+    shown = ("--metrics-port", "0", "--log-requests")
     argv = ["workers", "--model", MODEL, "--threads", "1", *shown]
     async with running_pool(MODEL, [argv], daemon_options=shown) as processes:
         redis = open_redis(processes.url)

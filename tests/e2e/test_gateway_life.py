@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 
@@ -94,6 +95,24 @@ async def test_lmpoold_and_a_worker_show_their_figures_on_ports_of_their_own(hou
     assert float(lmpoold["lmpool_router_prompt_tokens_total"]) > matched
     assert lmpoold["lmpool_planner_leads"] == "1.0"
     assert lmpoold['lmpool_rank_up{rank="0"}'] == "1.0"
+
+
+async def test_one_id_runs_through_the_logs_of_all_three_and_no_prompt_does(house, client):
+    word = "unmistakable"
+    await client.completions.create(
+        model=MODEL, prompt=word, max_tokens=2, extra_headers={"x-request-id": "trace-9"}
+    )
+    wanted = {"gateway": "answered", "lmpoold": "routed", "worker0": "ended"}
+    async with asyncio.timeout(10):
+        for name, event in wanted.items():
+            log = house.processes.folder / f"{name}.log"
+            while not [
+                row
+                for row in map(json.loads, log.read_text().splitlines())
+                if row.get("request") == "trace-9" and row["msg"] == event
+            ]:
+                await asyncio.sleep(0.05)
+            assert word not in log.read_text()
 
 
 async def test_keys_open_the_gateway_and_part_the_cache_and_stand_in_no_log(house, tmp_path):

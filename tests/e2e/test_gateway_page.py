@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -102,8 +103,8 @@ async def test_the_page_asks_nobody_but_its_own_gateway(web):
         assert answer.status_code == 200
         assert kind in answer.headers["content-type"]
         assert "default-src 'none'" in answer.headers["content-security-policy"]
-        outside = [word for word in answer.text.split('"') if word.startswith(("http", "//"))]
-        assert set(outside) <= {"http://www.w3.org/2000/svg"}
+        outside = set(re.findall(r"https?:[^\s\"']*|[\"'(]//[^\s\"']+", answer.text))
+        assert outside <= {"http://www.w3.org/2000/svg"}
     assert (await web.get("/ui/app.py")).status_code == 404
     assert (await web.get("/ui/..%2fapp.py")).status_code == 404
 
@@ -134,14 +135,14 @@ def browse(profile: Path, *words: str) -> str:
 
 
 @in_a_browser
-async def test_a_browser_draws_the_pool_a_route_and_a_page_table(house, tmp_path):
+async def test_a_browser_draws_the_pool_a_route_and_a_page_table(house, web, tmp_path):
     url = f"{house.url}/ui#request=shown&rank=0"
     seen = await asyncio.to_thread(browse, tmp_path / "profile", "--dump-dom", url)
     assert ">live<" in seen
     assert "It went to rank 0: it holds the longest cached prefix" in seen
     assert MODEL in seen
     assert 'class="node up"' in seen
-    for row in (await httpx.AsyncClient().get(f"{house.url}/ui/api/pages?rank=0")).json()["blocks"]:
+    for row in (await get(web, "pages?rank=0"))["blocks"]:
         assert row["hash"] in seen
 
 

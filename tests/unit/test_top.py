@@ -38,13 +38,13 @@ def test_a_pool_that_began_anew_or_a_rank_that_is_new_has_no_rate_yet():
     assert rates([rank_row()], [rank_row(requests=99)], 0.0) == Rates()
 
 
-@pytest.mark.parametrize(("share", "text"), [(0, "    "), (0.5, "██  "), (1, "████"), (7, "████")])
+@pytest.mark.parametrize(("share", "text"), [(0, "····"), (0.5, "██··"), (1, "████"), (7, "████")])
 def test_a_bar_shows_a_share(share, text):
     assert bar(share, 4) == text
 
 
 def test_a_bar_moves_by_eighths():
-    assert bar(3 / 32, 4) == "▍   "
+    assert bar(3 / 32, 4) == "▍···"
 
 
 @pytest.mark.parametrize("width", [80, 200])

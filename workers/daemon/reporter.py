@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 
 from lmpoold.protocol.errors import LMPoolError, Stale
+from lmpoold.shell.observe import log_request
 from lmpoold.store.scripts import PoolStore, delta_args, emit_args
 from workers.daemon.engine import Engine, Reset
 from workers.daemon.report import Backlog, StepReport
@@ -78,6 +79,10 @@ class Reporter:
                 raise EngineFailed("the engine thread ended") from engine.failure
             if report.epoch == self._epoch:
                 self._backlog.add(report)
+                for end in report.ended:
+                    facts = {"state": end.state, "finish": end.finish_reason}
+                    facts |= {"output_tokens": end.output_tokens, "cached": end.cached_tokens}
+                    log_request("ended", end.id, rank=self._rank, attempt=end.attempt, **facts)
 
     async def _send(self, engine: Engine, sending: Backlog) -> None:
         """Answers and changes, in one round trip."""

@@ -131,8 +131,8 @@ function arc([x1, y1], [x2, y2], bend) {
   const length = Math.hypot(x2 - x1, y2 - y1) || 1;
   const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
   const from = [x1 + ux * (NODE + 6), y1 + uy * (NODE + 6)], to = [x2 - ux * (NODE + 10), y2 - uy * (NODE + 10)];
-  const middle = [(from[0] + to[0]) / 2 + uy * bend, (from[1] + to[1]) / 2 - ux * bend];
-  return { path: `M ${from} Q ${middle} ${to}`, middle: [(middle[0] + (from[0] + to[0]) / 2) / 2, (middle[1] + (from[1] + to[1]) / 2) / 2] };
+  const aside = (by) => [(from[0] + to[0]) / 2 + uy * by, (from[1] + to[1]) / 2 - ux * by];
+  return { path: `M ${from} Q ${aside(bend)} ${to}`, label: aside(bend / 2 + 14) };
 }
 
 function arrowHead(id, colour) {
@@ -160,6 +160,7 @@ function showMap(pool) {
   const head = draw("defs", {});
   head.append(arrowHead("arrow-now", "var(--held)"), arrowHead("arrow-past", "var(--cached)"));
   map.replaceChildren(head);
+  map.setAttribute("viewBox", pool.ranks.length > 2 ? "0 0 480 350" : "0 90 480 160");
   for (const link of pool.links) {
     const [from, to] = [where.get(link.source), where.get(link.destination)];
     if (from && to && link.source < link.destination)
@@ -176,7 +177,7 @@ function showMap(pool) {
       const line = draw("path", { class: kind, d: curve.path, "marker-end": `url(#arrow-${kind})` });
       if (kind === "past") line.setAttribute("stroke-width", String(Math.min(6, 1 + Math.log2(1 + sum.blocks) / 2)));
       line.append(draw("title", {}, `${sum.plans} plans, ${sum.blocks} blocks from rank ${sum.source} to rank ${sum.destination}`));
-      map.append(line, draw("text", { class: "quiet", x: curve.middle[0], y: curve.middle[1] + 4 }, `${sum.blocks} blocks`));
+      map.append(line, draw("text", { class: "quiet", x: curve.label[0], y: curve.label[1] + 5 }, `${sum.blocks} blocks`));
     }
   }
   for (const row of pool.ranks) {
@@ -186,7 +187,7 @@ function showMap(pool) {
     map.append(draw("circle", { class: "fill", cx: x, cy: y, r: NODE, transform: `rotate(-90 ${x} ${y})`,
       "stroke-dasharray": `${share * round} ${round}` }));
     map.append(draw("text", { x, y: y + 5 }, row.rank));
-    map.append(draw("text", { class: "quiet", x, y: y + NODE + 20 }, `${compact(row.pages)} pages`));
+    map.append(draw("text", { class: "quiet", x, y: y + NODE + 22 }, `${compact(row.pages)} pages`));
   }
 }
 
