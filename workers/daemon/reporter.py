@@ -80,9 +80,15 @@ class Reporter:
             if report.epoch == self._epoch:
                 self._backlog.add(report)
                 for end in report.ended:
-                    facts = {"state": end.state, "finish": end.finish_reason}
-                    facts |= {"output_tokens": end.output_tokens, "cached": end.cached_tokens}
-                    log_request("ended", end.id, rank=self._rank, attempt=end.attempt, **facts)
+                    log_request(
+                        "ended",
+                        end.id,
+                        rank=self._rank,
+                        attempt=end.attempt,
+                        state=end.state,
+                        finish=end.finish_reason,
+                        output_tokens=end.output_tokens,
+                    )
 
     async def _send(self, engine: Engine, sending: Backlog) -> None:
         """Answers and changes, in one round trip."""
