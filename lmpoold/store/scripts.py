@@ -10,15 +10,7 @@ from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import NoPermissionError, ResponseError
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.errors import (
-    ConfigError,
-    Conflict,
-    LMPoolError,
-    NoCapacity,
-    PoolMismatch,
-    ProtocolError,
-    Stale,
-)
+from lmpoold.protocol.errors import Conflict, NoCapacity
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import Output, write_outputs
@@ -34,38 +26,12 @@ from lmpoold.protocol.views import (
 )
 from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
+from lmpoold.store.refusals import translated
 
 STAGE_CHUNK_PAGES = 500
 """Each holds the server for a fraction of a millisecond; those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
-
-ERRORS: dict[str, type[LMPoolError]] = {
-    "BADARGS": ProtocolError,
-    "CFG_MISMATCH": PoolMismatch,
-    "FENCED": Stale,
-    "FULL": NoCapacity,
-    "HELD": Conflict,
-    "MISSING": Conflict,
-    "NOCFG": ConfigError,
-    "NORANK": Conflict,
-    "RANK_TAKEN": Conflict,
-    "STAGE_SIZE": Conflict,
-    "STALE_EPOCH": Stale,
-    "TOO_SMALL": ConfigError,
-}
-"""The first word of an error the functions return, and what it is raised as."""
-
-
-def _translated(error: ResponseError) -> Exception:
-    word, _, text = str(error).partition(" ")
-    if kind := ERRORS.get(word):
-        return kind(text)
-    if word == "OOM" or "maxmemory" in str(error):
-        return NoCapacity(
-            "the Redis server is out of memory: raise maxmemory or lower max_parked and max_ingress"
-        )
-    return error
 
 
 def emit_args(
@@ -135,7 +101,7 @@ class PoolStore:
             return await self._execute(command, function, *args)
         except ResponseError as error:
             if "Function not found" not in str(error):
-                raise _translated(error) from None
+                raise translated(error) from None
         try:
             await self.load_library()
         except NoPermissionError:
@@ -146,7 +112,7 @@ class PoolStore:
         try:
             return await self._execute(command, function, *args)
         except ResponseError as error:
-            raise _translated(error) from None
+            raise translated(error) from None
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)

@@ -20,7 +20,7 @@ from lmpoold.protocol.request import FIELDS
 from lmpoold.protocol.roles import ADMIN, ROLES, user_name
 from lmpoold.protocol.transfer import ORDERS, SUCCESSORS, PlanOrder
 from lmpoold.store.library import FUNCTIONS, PARTS
-from lmpoold.store.scripts import ERRORS
+from lmpoold.store.refusals import ERRORS
 from tests.house.tree import LUA, text_of
 
 PLACES = {"rank": "<k>", "client": "<client>", "request_id": "<id>", "plan_id": "<id>"}
