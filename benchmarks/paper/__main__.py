@@ -10,9 +10,10 @@ import click
 import uvloop
 
 from benchmarks.micro.transfer import main as transfer_sweep
+from benchmarks.paper.load import measure_load
 from benchmarks.paper.matrix import Matrix, Settings, result_name
 from benchmarks.paper.modes import MODES
-from benchmarks.paper.plots import plot_matrix
+from benchmarks.paper.plots import plot_load, plot_matrix
 from benchmarks.paper.result import ResultError
 from benchmarks.paper.table import gains, table
 from benchmarks.paper.workloads import WORKLOADS
@@ -113,6 +114,30 @@ def kv_routing(out: Path, fresh: bool, **options: Any) -> None:
         out,
         fresh=fresh,
     )
+
+
+@main.command()
+@click.argument("name", metavar="WORKLOAD", type=click.Choice(tuple(WORKLOADS)))
+@click.option(
+    "--rate", "rates", multiple=True, type=float, required=True, help="Requests a second."
+)
+@click.option("--mode", "modes", multiple=True, type=click.Choice(tuple(MODES)))
+@click.option(
+    "--times", "trace", type=click.Path(path_type=Path, exists=True), help="Arrivals of this trace."
+)
+@common
+def load(
+    name: str, rates: tuple[float, ...], trace: Path | None, out: Path, fresh: bool, **options: Any
+) -> None:
+    """Send a workload in an open loop, at growing rates, and draw latency by load."""
+    settings = settings_of(**options)
+    work = measure_load(name, settings, rates, out, trace=trace, fresh=fresh, say=click.echo)
+    try:
+        path, result = uvloop.run(work)
+    except ResultError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(table(result))
+    plot_load(result, path.with_suffix(".png"))
 
 
 main.add_command(transfer_sweep, "kv-transfer")
