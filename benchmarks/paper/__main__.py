@@ -43,6 +43,9 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--threads", default=1, show_default=True, help="Of a worker on a CPU."),
         click.option("--repetitions", default=5, show_default=True),
         click.option("--requests", default=0, help="Of each workload; 0 for all."),
+        click.option(
+            "--chars", type=click.IntRange(1, 117), help="Of a paragraph; 23, on GPUs 117."
+        ),
         click.option("--seed", default=0, show_default=True),
         click.option("--fresh", is_flag=True, help="Do not take up an interrupted run."),
         click.option("--set", "constants", multiple=True, help="name=value of `cfg`."),
@@ -59,12 +62,19 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def settings_of(
-    *, gpu: bool, constants: tuple[str, ...], modes: tuple[str, ...], **options: Any
+    *,
+    gpu: bool,
+    chars: int | None,
+    constants: tuple[str, ...],
+    modes: tuple[str, ...],
+    **options: Any,
 ) -> Settings:
     """Return the settings that a command line asks for."""
     chosen = dict(map(_constant, constants))
     read_constants(chosen)
-    sizes: dict[str, Any] = GPU if gpu else {}
+    sizes: dict[str, Any] = dict(GPU) if gpu else {}
+    if chars is not None:
+        sizes["chars"] = chars
     return Settings(constants=chosen, modes=modes or tuple(MODES), **sizes, **options)
 
 
