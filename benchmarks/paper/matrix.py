@@ -59,7 +59,7 @@ class Settings:
 
     def label(self) -> str:
         """Return the model's name in file names."""
-        return Path(self.model.partition(":")[2] or self.model).stem
+        return Path(self.model.partition(":")[2] or self.model).name.removesuffix(".gguf")
 
 
 def result_name(name: str, settings: Settings) -> str:
