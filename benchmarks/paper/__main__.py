@@ -10,13 +10,15 @@ import click
 import uvloop
 
 from benchmarks.micro.transfer import main as transfer_sweep
-from benchmarks.paper.load import measure_load
+from benchmarks.paper.load import Rhythm, at_rate, measure_load, one_phase, rhythm_of
 from benchmarks.paper.matrix import Matrix, Settings, result_name
 from benchmarks.paper.modes import MODES
 from benchmarks.paper.plots import plot_load, plot_matrix
+from benchmarks.paper.replay import trace_workload
 from benchmarks.paper.result import ResultError
 from benchmarks.paper.table import gains, table
-from benchmarks.paper.workloads import WORKLOADS
+from benchmarks.paper.workloads import WORKLOADS, Workload, workload
+from benchmarks.traces import read_trace
 from lmpoold.protocol.config import read_constants
 
 ROUTING = tuple(name for name in WORKLOADS if name.startswith("routing"))
@@ -126,28 +128,69 @@ def kv_routing(out: Path, fresh: bool, **options: Any) -> None:
     )
 
 
+def measure_and_draw(work: Workload, settings: Settings, rates: tuple[float, ...], path: Path,
+                     rhythm: Rhythm, about: dict[str, Any], *, fresh: bool) -> None:  # fmt: skip
+    """Run an open loop, print its table and draw its curve."""
+    measuring = measure_load(
+        work, settings, rates, path, rhythm, about, fresh=fresh, say=click.echo
+    )
+    try:
+        result = uvloop.run(measuring)
+    except ResultError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(table(result))
+    plot_load(result, path.with_suffix(".png"))
+
+
+RATES = click.option("--rate", "rates", multiple=True, type=float, required=True, help="A second.")
+IN_MODES = click.option("--mode", "modes", multiple=True, type=click.Choice(tuple(MODES)))
+FILE = click.Path(path_type=Path, exists=True)
+
+
 @main.command()
 @click.argument("name", metavar="WORKLOAD", type=click.Choice(tuple(WORKLOADS)))
-@click.option(
-    "--rate", "rates", multiple=True, type=float, required=True, help="Requests a second."
-)
-@click.option("--mode", "modes", multiple=True, type=click.Choice(tuple(MODES)))
-@click.option(
-    "--times", "trace", type=click.Path(path_type=Path, exists=True), help="Arrivals of this trace."
-)
+@RATES
+@IN_MODES
+@click.option("--times", "trace", type=FILE, help="Arrivals of this trace, not Poisson's.")
 @common
 def load(
     name: str, rates: tuple[float, ...], trace: Path | None, out: Path, fresh: bool, **options: Any
 ) -> None:
     """Send a workload in an open loop, at growing rates, and draw latency by load."""
     settings = settings_of(**options)
-    work = measure_load(name, settings, rates, out, trace=trace, fresh=fresh, say=click.echo)
-    try:
-        path, result = uvloop.run(work)
-    except ResultError as error:
-        raise click.ClickException(str(error)) from None
-    click.echo(table(result))
-    plot_load(result, path.with_suffix(".png"))
+    work = one_phase(
+        workload(name, seed=settings.seed, chars=settings.chars, requests=settings.requests)
+    )
+    arrivals = trace.stem if trace else "poisson"
+    path = out / f"load-{name}-{settings.label()}-{arrivals}.json"
+    rhythm = rhythm_of(len(work.prompts), trace)
+    measure_and_draw(work, settings, rates, path, rhythm, {"arrivals": arrivals}, fresh=fresh)
+
+
+@main.command()
+@click.argument("trace", metavar="TRACE", type=FILE)
+@RATES
+@IN_MODES
+@click.option("--shrink", default=16, show_default=True, help="Lengths are divided by this.")
+@click.option("--cache-tokens", default=16_384 * 64, show_default=True, help="A rank, unshrunk.")
+@click.option("--longest", default=2000, show_default=True, help="Prompt and answer, shrunk.")
+@common
+def replay(trace: Path, rates: tuple[float, ...], shrink: int, cache_tokens: int, longest: int,
+           out: Path, fresh: bool, **options: Any) -> None:  # fmt: skip
+    """Send the requests of a trace to a live pool, in the trace's rhythm, at growing rates."""
+    settings = settings_of(**options)
+    work, times_s, left_out = trace_workload(
+        read_trace(trace).head(settings.requests),
+        shrink=shrink,
+        longest=longest,
+        cache_tokens=cache_tokens,
+    )
+    click.echo(f"{len(times_s)} requests; {left_out} left out, longer than {longest} tokens")
+    path = out / f"replay-{trace.stem}-{settings.label()}.json"
+    about = {"arrivals": trace.stem, "shrink": shrink, "left_out": left_out}
+    measure_and_draw(
+        work, settings, rates, path, lambda rate, _: at_rate(times_s, rate), about, fresh=fresh
+    )
 
 
 main.add_command(transfer_sweep, "kv-transfer")

@@ -6,7 +6,7 @@ have the rhythm of a trace of real use, stretched to the wanted rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from benchmarks.paper.matrix import Matrix, Settings
 from benchmarks.paper.modes import MODES
 from benchmarks.paper.result import ResultFile
 from benchmarks.paper.served import served
-from benchmarks.paper.workloads import Phase, Workload, workload
-from benchmarks.traces import read_trace
+from benchmarks.paper.workloads import Phase, Workload
+from benchmarks.traces import TraceError, read_trace
+
+Rhythm = Callable[[float, int], Sequence[float]]
+"""Rate and seed to arrival times in seconds."""
 
 
 def at_rate(times_s: Sequence[float], rate: float) -> list[float]:
@@ -27,18 +30,14 @@ def at_rate(times_s: Sequence[float], rate: float) -> list[float]:
     return [(at_s - times_s[0]) * factor for at_s in times_s]
 
 
-def arrivals(count: int, rate: float, seed: int, trace: Path | None) -> list[float]:
-    """Return `count` arrival times in seconds.
-
-    Args:
-        count: of requests.
-        rate: of them a second.
-        seed: of the draw.
-        trace: whose first `count` arrivals give the rhythm; None draws by Poisson.
-    """
+def rhythm_of(count: int, trace: Path | None) -> Rhythm:
+    """Return what draws `count` arrivals: by Poisson, or by the first ones of a trace."""
     if trace is None:
-        return poisson(count, rate, seed)
-    return at_rate([request.arrival_s for request in read_trace(trace).requests[:count]], rate)
+        return lambda rate, seed: poisson(count, rate, seed)
+    times_s = [request.arrival_s for request in read_trace(trace).requests[:count]]
+    if len(times_s) < count:
+        raise TraceError(f"{trace} has {len(times_s)} arrivals, and {count} are wanted")
+    return lambda rate, seed: at_rate(times_s, rate)
 
 
 def one_phase(work: Workload) -> Workload:
@@ -47,49 +46,50 @@ def one_phase(work: Workload) -> Workload:
 
 
 async def measure_load(
-    name: str,
+    work: Workload,
     settings: Settings,
     rates: Sequence[float],
-    out: Path,
+    path: Path,
+    rhythm: Rhythm,
+    about: Mapping[str, Any],
     *,
-    trace: Path | None,
     fresh: bool,
     say: Callable[[str], None],
-) -> tuple[Path, dict[str, Any]]:
-    """Measure every mode at every rate; returns the file and what it says.
+) -> dict[str, Any]:
+    """Measure every mode at every rate; returns what the file says.
 
     A mode's figures at a rate stand under `mode@rate`.
+
+    Args:
+        work: what is sent.
+        settings: of the pool.
+        rates: requests a second.
+        path: of the result.
+        rhythm: when requests come.
+        about: what else the figures depend on.
+        fresh: do not take up an interrupted run.
+        say: told of each trial.
     """
-    work = one_phase(
-        workload(name, seed=settings.seed, chars=settings.chars, requests=settings.requests)
-    )
-    matrix = Matrix((), settings, out)
+    matrix = Matrix((), settings, path.parent)
     profile = matrix.profile(work)
-    kind = "trace" if trace else "poisson"
-    path = out / f"load-{name}-{settings.label()}-{kind}.json"
-    arguments = settings.arguments() | {
-        "rates": list(rates),
-        "arrivals": trace.stem if trace else kind,
-    }
-    file = ResultFile(path, f"load-{name}", arguments, profile, fresh=fresh)
+    arguments = settings.arguments() | {"rates": list(rates), **about}
+    file = ResultFile(path, f"load-{work.name}", arguments, profile, fresh=fresh)
     for many in (False, True):
         modes = [MODES[mode] for mode in settings.modes if MODES[mode].many is many]
         wanted = [(mode, rate) for rate in rates for mode in modes]
         if all(file.done(f"{m.name}@{r:g}") >= settings.repetitions for m, r in wanted):
             continue
-        plan = matrix.plan(work.budget_tokens)
-        async with served(plan, settings.workers if many else 1) as pool:
+        async with served(matrix.plan(work.budget_tokens), settings.workers if many else 1) as pool:
             for turn in range(settings.repetitions):
                 for mode, rate in wanted:
                     key = f"{mode.name}@{rate:g}"
                     if file.done(key) > turn:
                         continue
-                    times_s = arrivals(len(work.prompts), rate, settings.seed + turn, trace)
                     figures = await pool.trial(
                         work,
                         mode,
                         slas_ms=settings.slas_ms,
-                        arrivals_s=times_s,
+                        arrivals_s=rhythm(rate, settings.seed + turn),
                         constants=settings.constants,
                     )
                     file.add(key, figures | {"rate": rate})
@@ -98,4 +98,4 @@ async def measure_load(
                         f"{key:16} {figures['throughput_tok_s']:7.1f} tok/s, TTFT p50 "
                         f"{ttft['p50']:7.1f} p90 {ttft['p90']:8.1f}, E2E p50 {e2e['p50']:8.1f} ms"
                     )
-    return path, file.finish()
+    return file.finish()

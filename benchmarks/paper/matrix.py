@@ -119,7 +119,8 @@ class Matrix:
         size = self._settings.block_size
         tokens = [self._text.encode(prompt.text) for prompt in work.prompts]
         found = dataset_profile(tokens, size, domain_root(self._mark, size))
-        longest = found["longest_prompt_tokens"] + work.max_tokens + 1
+        answers = (prompt.max_tokens or work.max_tokens for prompt in work.prompts)
+        longest = max(map(sum, zip(map(len, tokens), answers, strict=True))) + 1
         self._longest = max(self._longest, longest)
         return found
 

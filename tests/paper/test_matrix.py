@@ -5,10 +5,12 @@ import json
 
 import pytest
 
-from benchmarks.paper.load import arrivals, at_rate, one_phase
+from benchmarks.paper.load import at_rate, one_phase, rhythm_of
 from benchmarks.paper.matrix import Matrix, Settings, result_name
 from benchmarks.paper.plots import plot_matrix
+from benchmarks.paper.replay import trace_workload
 from benchmarks.paper.workloads import workload
+from benchmarks.traces import Trace, TraceRequest
 
 SMALL = Settings(requests=16, chars=6, repetitions=1, modes=("multi-gpu", "kv-routing"))
 
@@ -59,14 +61,35 @@ def test_results_are_named_by_workload_model_and_variant():
 
 
 def test_arrivals_by_poisson_come_at_the_rate_and_by_the_seed():
-    times_s = arrivals(4000, 50.0, 1, None)
-    assert times_s == arrivals(4000, 50.0, 1, None) != arrivals(4000, 50.0, 2, None)
+    draw = rhythm_of(4000, None)
+    times_s = draw(50.0, 1)
+    assert times_s == draw(50.0, 1) != draw(50.0, 2)
     assert times_s == sorted(times_s)
     assert 4000 / times_s[-1] == pytest.approx(50, rel=0.1)
 
 
 def test_the_rhythm_of_a_trace_is_kept_at_another_rate():
     assert at_rate([10.0, 11.0, 11.0, 14.0], 1.5) == [0.0, 0.5, 0.5, 2.0]
+
+
+def test_a_trace_becomes_prompts_that_share_what_its_ids_share():
+    requests = (
+        TraceRequest(0.0, 100, 16, (7, 8, 9)),
+        TraceRequest(1.0, 100, 8, (7, 8, 5)),
+        TraceRequest(2.5, 90, 1, (1, 8, 9)),
+        TraceRequest(3.0, 9000, 1, (7,)),
+    )
+    trace = Trace("toy", 32, requests)
+    work, times_s, left_out = trace_workload(trace, shrink=2, longest=1000, cache_tokens=640)
+    first, second, third = (prompt.text for prompt in work.prompts)
+    assert (len(first), len(second), len(third)) == (50, 50, 45)
+    assert first[:32] == second[:32]
+    assert first[32:48] != second[32:48]
+    assert first[48:] != second[48:], "tails are nobody else's"
+    assert first[:16] != third[:16]
+    assert first[16:45] == third[16:45]
+    assert [prompt.max_tokens for prompt in work.prompts] == [8, 4, 1]
+    assert (times_s, left_out, work.budget_tokens) == ([0.0, 1.0, 2.5], 1, 320)
 
 
 def test_an_open_loop_has_no_barriers():
