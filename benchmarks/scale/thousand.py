@@ -1,6 +1,7 @@
 """A thousand workers on one server: what it decides in a second, and where that ends.
 
-Scripted ranks, the real functions, batches of 64 as lmpoold makes them. Three things cost the
+Scripted ranks and the real functions, in batches as lmpoold makes them: of 64, or of fewer where
+one would hold the server for longer than clients wait. Three things cost the
 server: a route, which looks at every candidate; a worker's report of steps; a heartbeat. Each is
 timed in CPU of the server, by growing numbers of ranks, with all of them as candidates and with 8.
 From these and from what a worker asks of the server follows how many workers fill its one core.
@@ -31,6 +32,8 @@ BLOCKS = 64
 HOLDERS = 8
 FEW = 8
 BATCH = 64
+LOOKS = 8192
+"""Most ranks that are looked at in one call: a larger one could outlast the client's patience."""
 CLIENTS = 4
 TOKENS = 8
 COUNTS = Counts(free=900_000, reclaimable=900_000, wait_tokens=0, run_tokens=0, sequences=0)
@@ -52,9 +55,10 @@ async def cpu_us(bench: Bench, times: int, deed: Callable[[], Awaitable[Any]]) -
 async def route_cost(bench: Bench, ranks: int, batches: int, *, few: bool) -> dict[str, float]:
     """Time batches of routes among all ranks, or among `FEW` of them that are named."""
     hashes = await bench.prompt(BLOCKS, HOLDERS)
+    size = BATCH if few else max(1, min(BATCH, LOOKS // ranks))
     wall_s = cpu_s = 0.0
     for _ in range(batches):
-        calls = await bench.calls(hashes, BATCH)
+        calls = await bench.calls(hashes, size)
         if few:
             calls = [replace(call, candidates=tuple(range(FEW))) for call in calls]
         before, start = await bench.server_cpu_s(), time.perf_counter()
@@ -62,11 +66,13 @@ async def route_cost(bench: Bench, ranks: int, batches: int, *, few: bool) -> di
         wall_s += time.perf_counter() - start
         cpu_s += await bench.server_cpu_s() - before
         await bench.clear(HOLDERS)
-    routes = batches * BATCH
+    routes = batches * size
     return {
         "us": cpu_s / routes * 1e6,
+        "decisions_per_core_s": routes / cpu_s,
         "decisions_per_s": routes / wall_s,
-        "longest_stall_ms": wall_s / batches * 1000,
+        "batch": size,
+        "batch_of_64_holds_ms": cpu_s / routes * BATCH * 1000,
     }
 
 
@@ -166,9 +172,9 @@ def _say(row: dict[str, Any]) -> None:
     every, few = row["route_all"], row["route_few"]
     click.echo(
         f"{row['workers']:5,} workers: route among all {every['us']:8.1f} us of server CPU, "
-        f"{every['decisions_per_s']:8,.0f} decisions/s, a batch holds the server "
-        f"{every['longest_stall_ms']:6.1f} ms; among {FEW} {few['us']:5.1f} us, "
-        f"{few['decisions_per_s']:8,.0f}/s; report {row['report_us']:.0f} us, heartbeat "
+        f"{every['decisions_per_core_s']:8,.0f} decisions a core-second, 64 hold the server "
+        f"{every['batch_of_64_holds_ms']:6.1f} ms; among {FEW} {few['us']:5.1f} us, "
+        f"{few['decisions_per_core_s']:8,.0f}; report {row['report_us']:.0f} us, heartbeat "
         f"{row['heartbeat_us']:.0f} us; {row['memory_mib']:,.0f} MiB, "
         f"{row['bytes_a_page']:.0f} bytes a page"
     )
