@@ -66,7 +66,9 @@ async def route_cost(bench: Bench, ranks: int, batches: int, *, few: bool) -> di
         await bench.store.route(calls)
         wall_s += time.perf_counter() - start
         cpu_s += await bench.server_cpu_s() - before
-        record: Any = await bench.redis.memory_usage(bench.store.keys.request(calls[0].id))
+        record: Any = await bench.redis.memory_usage(
+            bench.store.keys.request(calls[0].id), samples=0
+        )
         record_bytes = max(record_bytes, int(record))
         await bench.clear(HOLDERS)
     routes = batches * size
