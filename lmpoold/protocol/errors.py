@@ -9,6 +9,7 @@ LMPoolError
 ├── Rejected             Redis refused a write: read again and decide again
 │   ├── Stale                older epoch, generation or snapshot
 │   ├── Conflict             somebody moved first
+│   ├── RequestsOver         a step of a worker names requests that the pool has ended
 │   └── NoCapacity           a bounded set is full
 ├── TransferFailed       the plan aborts and the source keeps its blocks
 │   └── TransferTimeout      its deadline passed
@@ -53,6 +54,18 @@ class Stale(Rejected):
 
 class Conflict(Rejected):
     """Somebody moved first."""
+
+
+class RequestsOver(Rejected):
+    """A worker spoke of requests that the pool has ended: it drops them and says the rest again.
+
+    Attributes:
+        ids: of the requests.
+    """
+
+    def __init__(self, ids: str) -> None:
+        super().__init__(f"ended by the pool: {ids}")
+        self.ids = tuple(ids.split())
 
 
 class NoCapacity(Rejected):

@@ -50,6 +50,11 @@ class Keyspace:
         return self.prefix + "parked"
 
     @property
+    def due(self) -> str:
+        """ZSET of requests that wait for a rank or are at one, by when the pool ends them."""
+        return self.prefix + "due"
+
+    @property
     def parked_requests(self) -> str:
         """HASH of parked requests: `<id>:p` payload, `<id>:t` tokens, `<id>:a` attempt."""
         return self.prefix + "parked:req"
@@ -148,6 +153,10 @@ class Keyspace:
     def reservations(self, rank: int) -> str:
         """HASH request.attempt -> blocks:tokens:deadline_ms:deepest."""
         return f"{self.prefix}r:{rank}:resv"
+
+    def over(self, rank: int) -> str:
+        """STRING PX: the pool has ended requests that the rank may still speak of."""
+        return f"{self.prefix}r:{rank}:over"
 
     def alive(self, rank: int) -> str:
         """STRING PX: the epoch of the worker that holds a rank."""

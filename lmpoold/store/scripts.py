@@ -9,15 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.errors import (
-    ConfigError,
-    Conflict,
-    LMPoolError,
-    NoCapacity,
-    PoolMismatch,
-    ProtocolError,
-    Stale,
-)
+from lmpoold.protocol.errors import Conflict, NoCapacity
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import Output, write_outputs
@@ -33,38 +25,12 @@ from lmpoold.protocol.views import (
 )
 from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
+from lmpoold.store.refusals import translated
 
 STAGE_CHUNK_PAGES = 500
 """Each holds the server for a fraction of a millisecond; those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
-
-ERRORS: dict[str, type[LMPoolError]] = {
-    "BADARGS": ProtocolError,
-    "CFG_MISMATCH": PoolMismatch,
-    "FENCED": Stale,
-    "FULL": NoCapacity,
-    "HELD": Conflict,
-    "MISSING": Conflict,
-    "NOCFG": ConfigError,
-    "NORANK": Conflict,
-    "RANK_TAKEN": Conflict,
-    "STAGE_SIZE": Conflict,
-    "STALE_EPOCH": Stale,
-    "TOO_SMALL": ConfigError,
-}
-"""The first word of an error the functions return, and what it is raised as."""
-
-
-def _translated(error: ResponseError) -> Exception:
-    word, _, text = str(error).partition(" ")
-    if kind := ERRORS.get(word):
-        return kind(text)
-    if word == "OOM" or "maxmemory" in str(error):
-        return NoCapacity(
-            "the Redis server is out of memory: raise maxmemory or lower max_parked and max_ingress"
-        )
-    return error
 
 
 def emit_args(
@@ -127,19 +93,19 @@ class PoolStore:
     async def call(self, function: str, *args: str | bytes | int) -> Any:
         """Call a function of the library; load the library if the server lost it.
 
-        Raises: a subclass of LMPoolError by the first word of the reply, see `ERRORS`.
+        Raises: a subclass of LMPoolError by the first word of the reply, see `refusals`.
         """
         command = "FCALL_RO" if FUNCTIONS[function] else "FCALL"
         try:
             return await self._execute(command, function, *args)
         except ResponseError as error:
             if "Function not found" not in str(error):
-                raise _translated(error) from None
+                raise translated(error) from None
         await self.load_library()
         try:
             return await self._execute(command, function, *args)
         except ResponseError as error:
-            raise _translated(error) from None
+            raise translated(error) from None
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
@@ -363,7 +329,9 @@ class PoolStore:
             step: grows with each call of an epoch; repeating the last one writes nothing again.
             outputs: rows by client.
             ended: requests whose last output is among them.
-        Raises: Stale: the rank was fenced; nothing was written.
+        Raises: nothing was written then:
+            Stale: the rank was fenced.
+            RequestsOver: the pool has ended some of the requests.
         """
         await self.call("emit", *emit_args(rank, epoch, step, outputs, ended))
 
@@ -373,14 +341,26 @@ class PoolStore:
         Args:
             said: from `emit_args`.
             changed: from `delta_args`.
-        Raises: Stale: the rank was fenced; nothing was written.
+        Raises: nothing was written then:
+            Stale: the rank was fenced.
+            RequestsOver: the pool has ended some of the requests.
         """
         reply = await self.call("step", len(said), *said, *changed)
         return int(reply.split()[1])
 
-    async def heartbeat(self, rank: int, epoch: str, ttl_ms: int, version: int = 0) -> None:
-        """Stay alive for another `ttl_ms`; Stale if the rank was fenced."""
-        await self.call("heartbeat", rank, epoch, ttl_ms, version)
+    async def heartbeat(
+        self, rank: int, epoch: str, ttl_ms: int, version: int = 0, stuck_ms: int = 0
+    ) -> None:
+        """Stay alive for another `ttl_ms`; Stale if the rank was fenced.
+
+        Args:
+            rank: the rank.
+            epoch: the epoch it is held under.
+            ttl_ms: how long the claim lives from now.
+            version: the last report that the server acknowledged.
+            stuck_ms: for how long the worker has had work and finished no step of it.
+        """
+        await self.call("heartbeat", rank, epoch, ttl_ms, version, stuck_ms)
 
     async def page(self, name: str) -> list[str]:
         """Return a line a rank that holds the block named `name`."""

@@ -17,6 +17,7 @@ local function park(g, r, deadline, terms)
     return r.id .. ' refused overloaded'
   end
   call('ZADD', P .. 'parked', fmt('%.0f', deadline), r.id)
+  call('ZADD', P .. 'due', fmt('%.0f', deadline), r.id)
   call('HSET', P .. 'parked:req', r.id .. ':p', r.payload, r.id .. ':t', r.tokens, r.id .. ':a', r.attempt)
   call('HSET', P .. 'req:' .. r.id, 'state', 'parked', 'client', r.client, 'deadline',
     fmt('%.0f', deadline), 'attempt', r.attempt, 'reason', 'no_capacity', 'terms', terms)
@@ -71,6 +72,8 @@ local function route_one(g, cache, r, draw)
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
     'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
     'reason', reason, 'terms', terms)
+  local due = cache.due
+  due[#due + 1], due[#due + 2] = fmt('%.0f', deadline + g.late_grace_ms), r.id
   return r.id .. ' ' .. rank .. ' ' .. hit .. ' ' .. need
 end
 
@@ -96,9 +99,10 @@ local function route(a)
       client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
   acknowledge(todo, sources)
-  local cache, out = {rows = {}}, {}
+  local cache, out = {rows = {}, due = {}}, {}
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i], draw + i * 104729) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
+  if #cache.due > 0 then call('ZADD', P .. 'due', unpack(cache.due)) end
   for rank, c in pairs(cache.rows) do
     if c and c.promised then
       call('HSET', c.resv_key, unpack(c.promised))
