@@ -22,11 +22,11 @@ from tests.chaos.leftovers import judge_idle
 from tests.chaos.load import Askers
 from tests.chaos.picture import take_picture
 from tests.chaos.processes import MODEL, Cast
-from tests.chaos.schedule import plan_faults
+from tests.chaos.schedule import STALL_MS, plan_faults
 
 WORKERS = {
     "paper": ("tests.chaos.paper_worker",),
-    "tiny": ("workers", "--model", MODEL, "--threads", "1", "--blocks", "300"),
+    "tiny": ("tests.chaos.tiny_worker", "--model", MODEL, "--threads", "1", "--blocks", "300"),
 }
 TIE = 1e-3
 """A greedy answer in which the two best tokens come this close (in log probability) is not asked
@@ -92,6 +92,7 @@ async def run(plan: Plan, say: Callable[[str], None], keep: Path | None = None) 
         try:
             await cast.start()
             await _until_up(PoolStore(redis, Keyspace()), plan.workers, UP_S)
+            await PoolStore(redis, Keyspace()).tune({"engine_stall_ms": str(STALL_MS)})
             async with Askers(cast.server.url, cast.outside.url, plan.clients) as askers:
                 return await _run(plan, say, cast, redis, askers)
         finally:
