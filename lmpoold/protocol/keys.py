@@ -46,7 +46,7 @@ class Keyspace:
 
     @property
     def parked(self) -> str:
-        """ZSET of request ids no rank can take now, by deadline (unix ms)."""
+        """ZSET of request ids no rank can take now, by priority, then by deadline."""
         return self.prefix + "parked"
 
     @property

@@ -160,7 +160,7 @@ async def test_a_moved_request_keeps_its_deadline(pool):
     await pool.ask("a", PROMPT, deadline_ms=2**42)
     await pool.lose(0)
     await pool.store.reap(10)
-    assert await pool.store.redis.zscore(pool.store.keys.parked, "a") == 2**42
+    assert await pool.store.redis.zscore(pool.store.keys.due, "a") == 2**42
 
 
 async def test_a_draining_rank_that_falls_silent_is_taken_down_too(pool):

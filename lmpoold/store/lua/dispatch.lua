@@ -16,8 +16,7 @@ local function park(g, r, deadline, terms)
       ' requests already wait; send it again later', 'failed')
     return r.id .. ' refused overloaded'
   end
-  call('ZADD', P .. 'parked', fmt('%.0f', deadline), r.id)
-  call('ZADD', P .. 'due', fmt('%.0f', deadline), r.id)
+  line_up(r.id, r.priority, deadline)
   call('HSET', P .. 'parked:req', r.id .. ':p', r.payload, r.id .. ':t', r.tokens, r.id .. ':a', r.attempt)
   call('HSET', P .. 'req:' .. r.id, 'state', 'parked', 'client', r.client, 'deadline',
     fmt('%.0f', deadline), 'attempt', r.attempt, 'reason', 'no_capacity', 'terms', terms)

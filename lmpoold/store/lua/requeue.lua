@@ -10,7 +10,7 @@ Holds    A request leaves the dead rank's stream and enters `parked` in one call
 -- is not given to another one.
 local function move(g, f, cur, fell)
   local key, attempt = P .. 'req:' .. f.id, tonumber(f.attempt) + 1
-  if fell then
+  if fell and g then
     local emitted = call('STRLEN', P .. 'emitted:' .. f.id)
     local falls = tonumber(cur[6] or '') == emitted and cur[5] + 1 or 1
     if falls >= g.most_falls then
@@ -20,8 +20,7 @@ local function move(g, f, cur, fell)
     end
     call('HSET', key, 'falls', falls, 'fell_at', emitted)
   end
-  call('ZADD', P .. 'parked', cur[3], f.id)
-  call('ZADD', P .. 'due', cur[3], f.id)
+  line_up(f.id, cjson.decode(f.p).priority or 0, tonumber(cur[3]))
   call('HSET', P .. 'parked:req', f.id .. ':p', f.p, f.id .. ':t', f.tokens, f.id .. ':a', attempt)
   call('HSET', key, 'state', 'parked', 'attempt', attempt)
 end
