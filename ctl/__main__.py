@@ -16,6 +16,7 @@ from ctl.commands.drain import drain
 from ctl.commands.explain import explain
 from ctl.commands.pages import pages
 from ctl.commands.plans import plans
+from ctl.commands.pulse import pulse
 from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
@@ -67,6 +68,7 @@ COMMANDS = (
     drain,
     config,
     topology,
+    pulse,
     redis,
 )
 for command in COMMANDS:
