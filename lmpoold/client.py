@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from lmpoold.protocol.errors import Conflict, NoCapacity, ProtocolError, RequestFailed
+from lmpoold.protocol.errors import Conflict, NoCapacity, PoolUnknown, ProtocolError, RequestFailed
 from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
@@ -77,6 +77,7 @@ class PoolClient:
         self._client = f"c-{uuid.uuid4().hex}"
         self._waiting: dict[str, asyncio.Queue[Output | Exception]] = {}
         self._accepted: dict[str, dict[str, str]] = {}
+        self._served = False
         self._reader: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -169,6 +170,7 @@ class PoolClient:
             self._waiting.pop(request_id, None)
             raise
         self._accepted[request_id] = values
+        self._served = True
         return request_id
 
     async def drop(self, request_id: str) -> None:
@@ -204,7 +206,12 @@ class PoolClient:
             except (RedisError, OSError) as error:
                 if not is_lost(error) or loop.time() > until_s:
                     raise
-            lost = True
+                lost = True
+            except (
+                PoolUnknown
+            ):  # it was there before: the server came back empty, and will be filled
+                if not self._served or loop.time() > until_s:
+                    raise
             await asyncio.sleep(RETRY_S)
 
     async def stream(self, request_id: str) -> AsyncGenerator[Output, None]:
@@ -274,7 +281,7 @@ class PoolClient:
                     await self._remind()
                 lost = False
             except Exception as error:
-                if is_lost(error):
+                if is_lost(error) or isinstance(error, PoolUnknown):
                     lost = True
                     await asyncio.sleep(RETRY_S)
                     continue

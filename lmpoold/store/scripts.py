@@ -85,27 +85,38 @@ class PoolStore:
         self.redis = redis
         self.keys = keys
         self._lane = lane or Plain(redis)
+        self._described: tuple[PoolIdentity, PoolConstants] | None = None
 
     async def load_library(self) -> None:
         """Load the function library; replacing one of the same name is safe at any time."""
         await self.redis.function_load(source(), replace=True)
 
     async def call(self, function: str, *args: str | bytes | int) -> Any:
-        """Call a function of the library; load the library if the server lost it.
+        """Call a function of the library.
+
+        A server that came back empty gets the library again, and the pool's description, if this
+        store has given it one before.
 
         Raises: a subclass of LMPoolError by the first word of the reply, see `refusals`.
         """
         command = "FCALL_RO" if FUNCTIONS[function] else "FCALL"
-        try:
-            return await self._execute(command, function, *args)
-        except ResponseError as error:
-            if "Function not found" not in str(error):
-                raise translated(error) from None
-        await self.load_library()
-        try:
-            return await self._execute(command, function, *args)
-        except ResponseError as error:
-            raise translated(error) from None
+        for tries_left in (2, 1, 0):
+            try:
+                return await self._execute(command, function, *args)
+            except ResponseError as error:
+                if tries_left == 0 or not await self._mend(str(error)):
+                    raise translated(error) from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _mend(self, error: str) -> bool:
+        """Give back what a server has lost; False if that is not what is wrong."""
+        if "Function not found" in error:
+            await self.load_library()
+            return True
+        if self._described is not None and error.startswith("NOCFG"):
+            await self.configure(*self._described)
+            return True
+        return False
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
@@ -119,6 +130,7 @@ class PoolStore:
         pairs = [part for pair in identity.to_fields().items() for part in pair]
         settings = [part for pair in constants.to_fields().items() for part in pair]
         await self.call("configure", len(pairs) // 2, *pairs, *settings)
+        self._described = identity, constants
 
     async def tune(self, constants: Mapping[str, str]) -> None:
         """Change constants of `cfg`, as `read_constants` returns them; they count at once."""

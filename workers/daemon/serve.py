@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from lmpoold.protocol.config import PoolConstants
-from lmpoold.protocol.errors import ConfigError, Stale
+from lmpoold.protocol.errors import ConfigError, RankUnknown, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import pause, settle_heap, steadily, stop_on_signals
@@ -274,7 +274,7 @@ class _Worker:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
-                if isinstance(error, Stale):
+                if isinstance(error, (Stale, RankUnknown)):
                     return True
                 if error is not None:
                     raise error
@@ -292,7 +292,7 @@ class _Worker:
         """Give the rank back; without a server the lease lapses and the reaper does it."""
         try:
             await self._store.rank_down(self._config.rank, epoch, failed=failed)
-        except (RedisError, OSError, Stale) as error:
+        except (RedisError, OSError, Stale, RankUnknown) as error:
             log.warning("left without a word", extra={"why": str(error)})
             return
         log.info("stopped", extra={"rank": self._config.rank, "server": "told"})
