@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from redis.asyncio import Redis
@@ -26,9 +28,8 @@ from lmpoold.protocol.views import (
 from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 from lmpoold.store.refusals import translated
+from lmpoold.store.staging import ChunkSize
 
-STAGE_CHUNK_PAGES = 500
-"""Each holds the server for a fraction of a millisecond; those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
 
@@ -313,17 +314,27 @@ class PoolStore:
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
         await self._stage(stage, "_", note)
-        rows = list(pages.items())
-        for start in range(0, len(rows), STAGE_CHUNK_PAGES):
-            words: list[str] = []
-            for name, page in rows[start : start + STAGE_CHUNK_PAGES]:
-                words += name, str(page)
-            await self._stage(stage, *words)
-        await self.call("swap", rank, epoch, new, str(counts), len(rows))
+        rows, size = iter(pages.items()), ChunkSize()
+        while chunk := list(islice(rows, size.pages)):
+            took_s = await self._stage(
+                stage, *[word for name, page in chunk for word in (name, str(page))]
+            )
+            size.learn(len(chunk), took_s)
+        await self.call("swap", rank, epoch, new, str(counts), len(pages))
 
-    async def _stage(self, stage: str, *words: str) -> None:
-        """Write a chunk; a stage without a time to live never exists, whoever dies when."""
-        await self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S))
+    async def _stage(self, stage: str, *words: str) -> float:
+        """Write a chunk; a stage without a time to live never exists, whoever dies when.
+
+        Returns: seconds from before it to behind it, by the server's clock.
+        """
+        # One behind the other on the lane; inside a transaction the clock stands still.
+        began, _, ended = await asyncio.gather(
+            self._lane.execute("TIME"),
+            self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S)),
+            self._lane.execute("TIME"),
+        )
+        passed_us = (int(ended[0]) - int(began[0])) * 1_000_000 + int(ended[1]) - int(began[1])
+        return max(0, passed_us) / 1e6
 
     async def emit(
         self,
