@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lmpoold.protocol.views import parse_words
-from tests.store.pool import BLOCK, names, pages_of
+from tests.store.pool import BLOCK, IDENTITY, LONG_MS, names, pages_of
 
 PROMPT = list(range(64))
 TAILS = [[*PROMPT[:48], *[100 + n] * 15] for n in range(40)]
@@ -75,6 +75,25 @@ async def test_a_prefix_in_flight_ends_with_the_epoch_that_was_to_compute_it(poo
     await pool.ask("a", TAILS[0])
     await pool.store.rank_down(0, pool.epochs[0])
     await ranks(pool, 1)
+    await pool.ask("b", TAILS[1])
+    assert (await terms(pool, "b"))[0]["deep"] == "0"
+
+
+async def test_an_epoch_of_the_same_millisecond_does_not_inherit_what_was_in_flight(pool):
+    await pool.set(w_decode=0)
+    await ranks(pool, 1)
+    call = pool.call("a", TAILS[0], await pool.send(prompt="x"))
+    identity = [part for pair in IDENTITY.to_fields().items() for part in pair]
+    # The server's clock stands still within a transaction.
+    async with pool.store.redis.pipeline(transaction=True) as pipe:
+        for words in (
+            ("route", *call.to_args()),
+            ("rank_down", 0, pool.epochs[0], 100, "left"),
+            ("rank_up", 0, "", LONG_MS, 1000, len(identity) // 2, *identity),
+        ):
+            pipe.execute_command("FCALL", words[0], 1, pool.store.keys.load, *words[1:])
+        *_, epoch = await pipe.execute()
+    assert int(epoch) > int(pool.epochs[0])
     await pool.ask("b", TAILS[1])
     assert (await terms(pool, "b"))[0]["deep"] == "0"
 

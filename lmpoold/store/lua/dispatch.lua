@@ -52,7 +52,7 @@ local function route_one(g, cache, r)
   if r.source == 'parked' then unpark(r.id) end
   local rank, hit, need = c.rank, c.hi, c.need
   if c.lease > 0 then use_lease(lease, name, rank) end
-  if c.fly < n then take_off(r.hashes, n, hit, rank, r.now) end
+  if c.fly < n then take_off(r.hashes, n, hit, rank, max(r.now, c.born)) end
   seen[P .. rank] = nil  -- it no longer is what its text says, until written
   local work = floor(max(1, r.ntok - c.deep * g.block_size) + g.w_decode * r.nmax)
   c.resv, c.resv_tok = c.resv + need, c.resv_tok + work

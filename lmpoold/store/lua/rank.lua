@@ -19,7 +19,7 @@ Errors   NOCFG      no lmpoold has described the pool yet
                     no more: join again
 
 Holds    A new epoch empties the rank's pages and reservations at once and moves its requests to `parked`.
-         Epochs only grow: max(old + 1, unix ms). Two owners never share one.
+         Epochs only grow: max(old, unix ms) + 1, so what was in flight before is older. Two never share one.
          A worker that lives and makes no progress for engine_stall_ms counts as dead.
 ]]
 
@@ -48,7 +48,7 @@ local function rank_up(a)
       '); choose another rank or stop that worker')
   end
   local c = parse_row(call('HGET', P .. 'load', rank)) or {epoch = '0'}
-  c.epoch = fmt('%.0f', max(tonumber(c.epoch) + 1, now_ms()))
+  c.epoch = fmt('%.0f', max(tonumber(c.epoch), (now_ms())) + 1)
   empty(rank, c)
   c.state, c.free = 'up', total
   call('HSET', rank_key(rank, 'pages'), '_', PAGES_FORMAT)
