@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 import pytest
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.errors import ConfigError, PoolMismatch
+from lmpoold.protocol.errors import PoolMismatch, PoolUnknown, ProtocolError
+from lmpoold.store.scripts import PoolStore
 from tests.store.pool import IDENTITY, everything
 
 OTHER = {
@@ -53,6 +54,15 @@ async def test_a_changed_setting_counts_at_once_when_an_lmpoold_starts(pool):
     assert (await pool.ask("b", [1])).detail == "overloaded"
 
 
+async def test_every_constant_can_be_tuned_and_nothing_else(pool):
+    changed = PoolConstants(w_wait=5, foreground=0, hot_threshold=3, lease_ttl_ms=77, pairs="0-1")
+    await pool.store.tune(changed.to_fields())
+    assert await pool.store.cfg() == {**IDENTITY.to_fields(), **changed.to_fields()}
+    for name in (*IDENTITY.to_fields(), "weights", "no_such_thing"):
+        with pytest.raises(ProtocolError, match=f"{name} is no constant"):
+            await pool.store.tune({name: "1"})
+
+
 async def test_describing_a_pool_again_changes_nothing(pool):
     await pool.join(0)
     before = await everything(pool.store)
@@ -94,5 +104,16 @@ async def test_a_lost_library_is_loaded_again_by_the_next_call(pool):
 async def test_a_cfg_without_a_constant_names_it(pool, constant):
     await pool.store.redis.hdel(pool.store.keys.cfg, constant)
     await pool.store.load_library()  # it forgets what it has read of cfg
-    with pytest.raises(ConfigError, match=rf"cfg lacks {constant}"):
-        await pool.store.reap(1)
+    stranger = PoolStore(pool.store.redis, pool.store.keys)
+    with pytest.raises(PoolUnknown, match=rf"cfg lacks {constant}"):
+        await stranger.reap(1)
+
+
+@pytest.mark.parametrize("lost", ["a constant", "all of it"])
+async def test_who_has_described_the_pool_does_so_again_when_that_is_lost(pool, lost):
+    redis, keys = pool.store.redis, pool.store.keys
+    before = await pool.store.cfg()
+    await (redis.hdel(keys.cfg, "max_parked") if lost == "a constant" else redis.flushall())
+    await redis.function_flush("SYNC")
+    assert await pool.store.reap(1) == []
+    assert await pool.store.cfg() == before
