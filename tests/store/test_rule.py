@@ -32,6 +32,7 @@ async def ranks(pool, count, blocks=1000):
 # --- prefixes in flight
 
 
+@pytest.mark.bar(20)
 async def test_siblings_of_a_burst_follow_the_first_before_anything_is_published(pool):
     await pool.set(w_decode=0, w_flight=0)
     await ranks(pool, 4)
@@ -45,6 +46,7 @@ async def test_siblings_of_a_burst_follow_the_first_before_anything_is_published
     assert (await terms(pool, "q1"))[routed[0].rank]["deep"] == "12"
 
 
+@pytest.mark.bar(20)
 async def test_siblings_in_one_call_follow_one_another(pool):
     await pool.set(w_decode=0, w_flight=0)
     await ranks(pool, 4)
@@ -219,6 +221,7 @@ async def test_an_urgent_request_counts_a_part_of_what_waits(pool):
 # --- overload
 
 
+@pytest.mark.bar(21)
 async def test_one_hot_prefix_at_twice_a_worker_s_capacity_spreads(pool):
     """A round brings two workers' worth of requests; each worker ends one worth of its queue."""
     worth = 8  # requests that one worker ends in a round
@@ -246,6 +249,7 @@ async def test_one_hot_prefix_at_twice_a_worker_s_capacity_spreads(pool):
     assert longest <= 3 * worth
 
 
+@pytest.mark.bar(21)
 async def test_a_missing_prefix_never_goes_to_an_overloaded_worker(pool):
     await ranks(pool, 3)
     await pool.report(0, free=1000, wait=5000, run=5000, sequences=64, puts=pages_of(PROMPT))
