@@ -85,6 +85,11 @@ class Keyspace:
         return self.prefix + "plans:refused"
 
     @property
+    def probe_log(self) -> str:
+        """STREAM of settled plans that measured a link, with their figures."""
+        return self.prefix + "plans:probed"
+
+    @property
     def links(self) -> str:
         """HASH `source>destination` -> what moving blocks costs on that link."""
         return self.prefix + "links"
