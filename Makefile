@@ -5,6 +5,7 @@ VENV ?= .venv
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= 2
 CHAOS_ARGS ?=
 
 PY := $(VENV)/bin/python
@@ -17,13 +18,13 @@ STAMP := $(VENV)/.installed
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
-	@echo "PYTHON=$(PYTHON) (3.11 or later) builds VENV=$(VENV); DEMO_ARGS, BENCH_ARGS, CHAOS_ARGS, PYTEST_ARGS are passed on"
+	@echo "PYTHON=$(PYTHON) (3.11 or later) builds VENV=$(VENV); DEMO_ARGS, BENCH_ARGS, CHAOS_ARGS, PYTEST_ARGS are passed on; JOBS=$(JOBS) tests at once"
 
 demo: $(STAMP) ## start a small pool on this machine, ask it a few questions, show who answered and why
 	$(VENV)/bin/lmpoolctl demo $(DEMO_ARGS)
 
 test: lint ## everything CI runs: what `check` runs, then every test
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 check: lint ## format, lint, types, architecture and house rules: no servers, no models
 	$(PY) -m pytest tests/house $(PYTEST_ARGS)

@@ -17,6 +17,7 @@ from ctl.commands.drain import drain
 from ctl.commands.explain import explain
 from ctl.commands.pages import pages
 from ctl.commands.plans import plans
+from ctl.commands.pulse import pulse
 from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
@@ -69,6 +70,7 @@ COMMANDS = (
     config,
     topology,
     calibrate,
+    pulse,
     redis,
 )
 for command in COMMANDS:

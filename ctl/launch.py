@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 POLL_S = 0.1
 WATCH_S = 0.5
-LMPOOLD_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 120.0
 
 
 class LocalPool:
@@ -57,7 +57,7 @@ async def local_pool(plan: PoolPlan, show: Progressing) -> AsyncIterator[LocalPo
         LMPoolError: a program did not come up.
         Unreachable: the server that was named does not answer.
     """
-    check_installed()
+    check_installed(gateway=plan.gateway is not None)
     _ = plan.target.keys  # a pool name that cannot be one is refused before anything starts
     with owned(plan.target.state_dir) as folder:
         environ = child_environ(os.environ)
@@ -150,15 +150,7 @@ async def _check(url: str) -> None:
 
 
 async def _bring_up(plan: PoolPlan, url: str, supervisor: Supervisor, show: Progressing) -> None:
-    lmpoolds = supervisor.start(plan.lmpoold_programs(url))
-    deadline_s = time.monotonic() + LMPOOLD_TIMEOUT_S
-    while waiting := [child for child in lmpoolds if not child.logged("ready")]:
-        if time.monotonic() > deadline_s:
-            name, log = waiting[0].program.name, waiting[0].log
-            raise LMPoolError(
-                f"{name} was not ready within {LMPOOLD_TIMEOUT_S:g} s; its log is {log}"
-            )
-        await asyncio.sleep(POLL_S)
+    await _until_ready(supervisor.start(plan.lmpoold_programs(url)))
     workers = supervisor.start(plan.worker_programs(url))
     redis = open_redis(url)
     try:
@@ -170,8 +162,21 @@ async def _bring_up(plan: PoolPlan, url: str, supervisor: Supervisor, show: Prog
                 await asyncio.sleep(POLL_S)
     finally:
         await redis.aclose()
+    await _until_ready(supervisor.start(plan.gateway_programs(url)))
     supervisor.settled = True
     supervisor.own(_watch(plan, url, workers, show), "watch the ranks")
+
+
+async def _until_ready(children: list[Child]) -> None:
+    """Wait until each child has logged that it is ready."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while waiting := [child for child in children if not child.logged("ready")]:
+        if time.monotonic() > deadline_s:
+            name, log = waiting[0].program.name, waiting[0].log
+            raise LMPoolError(
+                f"{name} was not ready within {READY_TIMEOUT_S:g} s; its log is {log}"
+            )
+        await asyncio.sleep(POLL_S)
 
 
 def _serving(row: RankRow | None, child: Child) -> bool:

@@ -14,6 +14,9 @@ from ctl.target import Target
 from lmpoold.protocol.errors import ConfigError
 
 NEEDED_BY_WORKERS = ("torch", "transformers", "safetensors")
+NEEDED_BY_GATEWAY = ("starlette", "uvicorn", "httptools", "prometheus_client")
+GATEWAY_DRAIN_S = 5
+"""Whoever stops a pool by hand waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,7 @@ class PoolPlan:
 
     Attributes:
         threads: of each worker's CPU kernels.
+        gateway: port of the HTTP gateway, 0 for a free one; None starts none.
     """
 
     target: Target
@@ -34,6 +38,7 @@ class PoolPlan:
     dtype: str | None = None
     device: str | None = None
     threads: int = 1
+    gateway: int | None = None
 
     def prepare(self) -> Program | None:
         """Return the program that fetches or converts the model once; None for random weights."""
@@ -64,6 +69,14 @@ class PoolPlan:
             Program(f"worker-{rank}", (*argv, "--rank", str(rank))) for rank in range(self.workers)
         ]
 
+    def gateway_programs(self, url: str) -> list[Program]:
+        """Return the HTTP gateway's program, if one is wanted."""
+        if self.gateway is None:
+            return []
+        pool = ("--redis-url", url, "--pool", self.target.pool)
+        door = ("--port", str(self.gateway), "--drain-s", str(GATEWAY_DRAIN_S))
+        return [Program("gateway", (*_module("lmpoold.gateway"), *pool, *door))]
+
     def _shared(self, url: str) -> tuple[str, ...]:
         pool = ("--redis-url", url, "--pool", self.target.pool, "--model", self.model)
         return (*pool, *_given("--dtype", self.dtype))
@@ -92,11 +105,13 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
 
 
-def check_installed() -> None:
-    """Check that workers could start here; ConfigError names what is missing."""
-    missing = [name for name in NEEDED_BY_WORKERS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"a worker needs {', '.join(missing)}: install LMPool with its extra `worker`, "
-            "pip install 'lmpool[worker]'"
-        )
+def check_installed(*, gateway: bool = False) -> None:
+    """Check that workers, and a gateway, could start here; ConfigError names what is missing."""
+    wanted = {"worker": NEEDED_BY_WORKERS} | ({"gateway": NEEDED_BY_GATEWAY} if gateway else {})
+    for extra, names in wanted.items():
+        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"a {extra} needs {', '.join(missing)}: install LMPool with its extra `{extra}`, "
+                f"pip install 'lmpool[{extra}]'"
+            )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -105,6 +105,11 @@ class PoolClient:
         await self._redis.aclose()
         await self._blocking.aclose()
 
+    @property
+    def reading(self) -> bool:
+        """Whether answers are being read; False for good once the reader broke."""
+        return self._reader is not None and not self._reader.done()
+
     async def submit(
         self,
         *,
@@ -156,11 +161,27 @@ class PoolClient:
                         f"request id {request_id} was used before ({state}, answered on "
                         f"out:{owner}); choose another id, or none"
                     )
+        except asyncio.CancelledError:
+            self._waiting.pop(request_id, None)
+            await self._withdraw(request_id)  # the server may have taken it already
+            raise
         except BaseException:
             self._waiting.pop(request_id, None)
             raise
         self._accepted[request_id] = values
         return request_id
+
+    async def drop(self, request_id: str) -> None:
+        """Cancel a request whose answer nobody will stream; nothing if it is being streamed."""
+        if self._waiting.pop(request_id, None) is not None:
+            self._accepted.pop(request_id, None)
+            await self.cancel(request_id)
+
+    async def _withdraw(self, request_id: str) -> None:
+        """Cancel a request that may or may not have been taken, unless it is somebody else's."""
+        (owner, _), _ = await self._insist(lambda: self._owner(request_id))
+        if owner in ("", self._client):  # one that is still on its way finds a tombstone
+            await self.cancel(request_id)
 
     async def _owner(self, request_id: str) -> tuple[str, str]:
         """Return the client an id is answered to, and the request's state."""
@@ -186,7 +207,7 @@ class PoolClient:
             lost = True
             await asyncio.sleep(RETRY_S)
 
-    async def stream(self, request_id: str) -> AsyncIterator[Output]:
+    async def stream(self, request_id: str) -> AsyncGenerator[Output, None]:
         """Yield the outputs of a request of this client, in order, none twice, to its end.
 
         Leaving the loop early cancels the request.

@@ -31,6 +31,7 @@ from ctl.target import Target, shown_url, target_options
 @click.option("--dtype", help="auto, float32, bfloat16 or float16.")
 @click.option("--device", help="Of each worker: cpu, cuda (by rank), cuda:<index>, auto.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads a worker; default: its share.")
+@click.option("--gateway", type=click.IntRange(0, 65535), help="Port of an HTTP gateway here.")
 def up(target: Target, threads: int | None, **options: Any) -> None:
     """Start a server, lmpoold and workers here; keep them alive until Ctrl-C.
 
@@ -54,8 +55,19 @@ async def _up(plan: PoolPlan) -> None:
                 f"ready: {count} worker{'s' if count > 1 else ''} up, model {plan.model}, "
                 f"server {shown_url(pool.url)}\n"
                 f'  lmpoolctl submit{plan.target.flags()} "Why is the sky blue?"\n'
+                f"{_door(plan)}"
                 "  Ctrl-C stops the pool"
             )
             await pool.guard(asyncio.Event().wait())
     except asyncio.CancelledError:
         show.say("stopped")
+
+
+def _door(plan: PoolPlan) -> str:
+    """Return the line on the gateway, "" without one; a free port stands in its log."""
+    if plan.gateway is None:
+        return ""
+    where = (
+        f"http://127.0.0.1:{plan.gateway}/v1" if plan.gateway else "logs/gateway.log has the port"
+    )
+    return f"  OpenAI's API: {where}\n"

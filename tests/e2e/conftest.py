@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
 from redis.asyncio import Redis
 
 from benchmarks.processes import running_pool
@@ -18,6 +20,7 @@ from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import Output, read_outputs
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
+from tests.e2e.gateway_house import House, official, running_house
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 KEYS = Keyspace()
@@ -77,3 +80,17 @@ async def start_pool(
 def pool() -> Start:
     """Start a pool; use as `async with pool(...) as running`."""
     return start_pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    """A pool behind a gateway, for all tests of a module."""
+    async with running_house() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(house: House) -> AsyncIterator[AsyncOpenAI]:
+    """OpenAI's own client of that gateway."""
+    async with official(house.url) as asking:
+        yield asking

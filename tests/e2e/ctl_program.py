@@ -109,9 +109,9 @@ class Running:
 class Up(Running):
     """`lmpoolctl up` in a state directory, ready."""
 
-    def __init__(self, folder, state, *, workers=1):
+    def __init__(self, folder, state, *more, workers=1):
         options = ("--model", MODEL, "--blocks", 256, "--threads", 1, "--workers", workers)
-        super().__init__(folder, "up", *options, "--state-dir", state)
+        super().__init__(folder, "up", *options, "--state-dir", state, *more)
         self.state = Path(state)
         try:
             self.says(r"ready: ")
@@ -142,4 +142,4 @@ def _names(words):
     module = words[words.index("-m") + 1]
     if module == "workers":
         return [f"worker-{words[words.index('--rank') + 1]}"]
-    return [module] if module == "lmpoold" else []
+    return [module.rpartition(".")[2]] if module in ("lmpoold", "lmpoold.gateway") else []

@@ -249,6 +249,7 @@ async def test_logprobs_name_the_token_and_its_rivals(pool):
             assert len(logprobs["top"]) == 4
             assert logprobs["top"][0][0] == output.token
             assert logprobs["top"][0][2] == logprobs["logprob"] <= 0
+            assert logprobs["top"][0][1] == logprobs["text"]
 
 
 @pytest.mark.bar(15)

@@ -18,6 +18,11 @@ PLANTED = {
     "workers/core/__init__.py": "import workers.model",
     "workers/daemon/__init__.py": "import lmpoold.daemon",
     "ctl/__init__.py": "import workers.core",
+    "ctl/printer.py": "import lmpoold.gateway.app",
+    "lmpoold/gateway/__init__.py": "import lmpoold.core",
+    "lmpoold/gateway/reading.py": "import asyncio",
+    "lmpoold/client.py": "import starlette",
+    "lmpoold/daemon/serve.py": "import lmpoold.client",
 }
 """A file, and an import that some contract forbids there."""
 

@@ -1,6 +1,11 @@
 """route: one atomic call chooses, reserves, dispatches and acknowledges."""
 
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
+from fakeredis.commands_mixins import server_mixin
 
 from lmpoold.protocol.errors import ConfigError, ProtocolError
 from lmpoold.protocol.messages import Dispatch
@@ -104,6 +109,23 @@ async def test_equal_ranks_share_a_run_of_requests(pool):
         used.add(routed.rank)
         await pool.report(routed.rank, free=1000, admitted=[f"q{i}.0"])
     assert used == {0, 1, 2}
+
+
+@pytest.mark.parametrize("store", ["fake"], indirect=True)
+async def test_requests_at_even_times_do_not_all_go_to_one_of_equal_ranks(pool, monkeypatch):
+    for rank in range(2):
+        await pool.join(rank, blocks=1000)
+    base_s, clock = int(server_mixin.time.time()), itertools.count()
+    even = SimpleNamespace(time=lambda: base_s + next(clock) * 0.016)
+    monkeypatch.setattr(server_mixin, "time", even)
+    shares = Counter[int]()
+    for i in range(40):
+        for rank in range(2):
+            await pool.report(rank, free=1000)
+        routed = await pool.ask(f"q{i}", [])
+        shares[routed.rank] += 1
+        await pool.report(routed.rank, free=1000, admitted=[f"q{i}.0"])
+    assert min(shares[0], shares[1]) >= 8
 
 
 @pytest.mark.bar(21, 23)

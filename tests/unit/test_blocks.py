@@ -3,7 +3,7 @@
 import pytest
 
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
-from workers.core.blocks import BlockId, BlockPool, Changes
+from workers.core.blocks import PAST_NAMES_PER_BLOCK, BlockId, BlockPool, Changes
 from workers.core.reclaim import lru
 
 ROOT, OTHER_ROOT = PrefixHash("root a"), PrefixHash("root b")
@@ -182,3 +182,22 @@ def test_a_child_needs_a_parent_that_somebody_holds():
 def test_a_pool_needs_blocks_and_tokens(blocks: int, size: int):
     with pytest.raises(ValueError, match="need blocks"):
         BlockPool(blocks, size)
+
+
+def test_a_block_computed_again_after_it_was_given_up_counts_as_reused():
+    pool = BlockPool(2, SIZE)
+    (again,) = cached_chain(pool, [1, 1], 0.0)
+    pool.clear_cached()
+    cached_chain(pool, [1, 1], 1.0)
+    cached_chain(pool, [2, 2], 9.0)
+    pool.allocate(1)
+    assert set(pool.snapshot()) == {again}
+
+
+def test_uses_of_names_long_gone_are_forgotten():
+    pool = BlockPool(1, SIZE)
+    for token in range(100):
+        cached_chain(pool, [token, token], float(token))
+    assert len(pool._past_uses) == PAST_NAMES_PER_BLOCK
+    cached_chain(pool, [99, 99], 100.0)
+    assert len(pool._past_uses) < PAST_NAMES_PER_BLOCK + 1

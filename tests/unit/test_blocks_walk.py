@@ -15,8 +15,8 @@ from hypothesis.stateful import (
 
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
 from lmpoold.protocol.views import PageEntry
-from workers.core.blocks import BlockId, BlockPool
-from workers.core.reclaim import lfu_then_lru, lru
+from workers.core.blocks import PAST_NAMES_PER_BLOCK, BlockId, BlockPool
+from workers.core.reclaim import DEFAULT_POLICY, lfu_then_lru, lru
 
 SIZE, BLOCKS = 2, 7
 ROOTS = (PrefixHash("root a"), PrefixHash("root b"))
@@ -57,6 +57,7 @@ class Known:
 class Oracle:
     policy: object
     blocks: list[Known] = field(default_factory=lambda: [Known() for _ in range(BLOCKS)])
+    past_uses: list[tuple[PrefixHash, int]] = field(default_factory=list)  # the oldest first
 
     def named(self) -> dict[PrefixHash, int]:
         return {known.name: i for i, known in enumerate(self.blocks) if known.name is not None}
@@ -74,6 +75,8 @@ class Oracle:
             if i in self.cached() and not any(self.is_child(other, known) for other in self.blocks)
         ]
         _, victim = min(leaves)
+        gone = self.blocks[victim]
+        self.past_uses = [*self.past_uses, (gone.name, gone.uses)][-PAST_NAMES_PER_BLOCK * BLOCKS :]
         self.blocks[victim] = Known(generation=self.blocks[victim].generation)
 
     @staticmethod
@@ -170,7 +173,9 @@ class PoolWalk(RuleBasedStateMachine):
         if fresh:
             known = self.oracle.blocks[block]
             known.name, known.parent, known.depth, known.prefix = name, parent, depth, prefix
-            known.uses, known.touched_s = 1, self.now_s
+            past = dict(self.oracle.past_uses)
+            known.uses, known.touched_s = 1 + past.pop(name, 0), self.now_s
+            self.oracle.past_uses = list(past.items())
             chain.published += 1
             return
         twin = self.pool.find(name, parent, tokens)
@@ -240,8 +245,13 @@ class LruPoolWalk(PoolWalk):
     policy = staticmethod(lru)
 
 
+class DefaultPoolWalk(PoolWalk):
+    policy = staticmethod(DEFAULT_POLICY)
+
+
 TestPoolWalk = PoolWalk.TestCase
+TestDefaultPoolWalk = DefaultPoolWalk.TestCase
 TestLruPoolWalk = LruPoolWalk.TestCase
-TestPoolWalk.settings = TestLruPoolWalk.settings = settings(
+TestPoolWalk.settings = TestLruPoolWalk.settings = TestDefaultPoolWalk.settings = settings(
     max_examples=40, stateful_step_count=40, deadline=None
 )

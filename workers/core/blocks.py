@@ -36,6 +36,10 @@ from workers.core.reclaim import DEFAULT_POLICY, LeafHeap, ReclaimPolicy
 BlockId = NewType("BlockId", int)
 """Index of a block in the KV tensor, 0 <= id < num_blocks."""
 
+PAST_NAMES_PER_BLOCK = 4
+"""Forgotten names whose uses are remembered, for each block of the pool: one that is computed again
+is being reused, though the pool had given it up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -85,6 +89,7 @@ class BlockPool:
         self._map: dict[PrefixHash, BlockId] = {}
         self._cached = 0
         self._leaves = LeafHeap()
+        self._past_uses: dict[PrefixHash, int] = {}  # of names forgotten, the longest gone first
         self._touched: dict[PrefixHash, bool] = {}  # name -> whether the last drain left it mapped
 
     @property
@@ -265,7 +270,7 @@ class BlockPool:
         if above is not None:
             above.children += 1
         new.name, new.parent, new.depth, new.tokens = name, parent, depth, token_bytes(tokens)
-        new.access_count, new.last_access_s = 1, now_s
+        new.access_count, new.last_access_s = 1 + self._past_uses.pop(name, 0), now_s
         return True
 
     def release(self, blocks: Iterable[BlockId], now_s: float | None) -> None:
@@ -348,6 +353,9 @@ class BlockPool:
         assert leaf.name is not None, "a leaf is mapped"
         self._touched.setdefault(leaf.name, True)
         del self._map[leaf.name]
+        self._past_uses[leaf.name] = leaf.access_count
+        if len(self._past_uses) > PAST_NAMES_PER_BLOCK * self.num_blocks:
+            del self._past_uses[next(iter(self._past_uses))]
         leaf.name, leaf.tokens = None, b""
         self._cached -= 1
         self._free.append(block)

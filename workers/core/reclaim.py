@@ -29,7 +29,8 @@ class ReclaimPolicy(Protocol):
         """Return the key of a leaf.
 
         Args:
-            access_count: 1 for having been computed, and 1 for every hit.
+            access_count: 1 for each time it was computed, as far as that is remembered, and 1 for
+                every hit.
             last_access_s: when it was last acquired or released, the pool's clock.
             depth: blocks before it in its chain.
             block: its id; breaks the last tie.
@@ -49,7 +50,7 @@ def lru(access_count: int, last_access_s: float, depth: int, block: int) -> tupl
 
 
 def lru_with_credit(credit_s: float) -> ReclaimPolicy:
-    """Longest untouched first, but a block that was hit counts as touched `credit_s` later."""
+    """Longest untouched first, but a reused block counts as touched `credit_s` later."""
 
     def key(access_count: int, last_access_s: float, depth: int, block: int) -> tuple[float, ...]:
         return (last_access_s + (credit_s if access_count > 1 else 0.0), -depth, block)
@@ -63,7 +64,7 @@ REUSE_CREDIT_S = 600.0
 POLICIES: Mapping[str, ReclaimPolicy] = MappingProxyType(
     {"credit": lru_with_credit(REUSE_CREDIT_S), "lru": lru, "lfu": lfu_then_lru}
 )
-"""Every policy by name, the default one first; `benchmarks.sim` compares them on real traces."""
+"""By name, the default first: `python -m benchmarks.sim` chose it on traces of real use."""
 
 DEFAULT_POLICY = POLICIES["credit"]
 

@@ -29,10 +29,16 @@ class Vocabulary:
 ERROR_TYPES = {"cancelled": "cancelled_error", "deadline_exceeded": "timeout_error"}
 
 
-def logprobs_text(chosen: float, top: Sequence[tuple[int, float]], decode: Decode) -> str:
-    """Return one token's `logprobs` field: its own, and [id, text, logprob] of the best ones."""
+def logprobs_text(
+    token: int, chosen: float, top: Sequence[tuple[int, float]], decode: Decode
+) -> str:
+    """Return one token's `logprobs` field: its own, and [id, text, logprob] of the best ones.
+
+    The token's own text stands in it too: the output's may lag behind, or have been cut.
+    """
     rows = [[token, decode([token]), round(value, 6)] for token, value in top]
-    return json.dumps({"logprob": round(chosen, 6), "top": rows}, separators=(",", ":"))
+    own = {"logprob": round(chosen, 6), "text": decode([token])}
+    return json.dumps({**own, "top": rows}, separators=(",", ":"))
 
 
 class Answer:

@@ -307,7 +307,7 @@ class Engine:
             asked = sampled.logprobs[at]
             logprobs = ""
             if asked is not None:
-                logprobs = logprobs_text(asked.chosen, asked.top, self._vocabulary.decode)
+                logprobs = logprobs_text(token, asked.chosen, asked.top, self._vocabulary.decode)
             output = answer.next(token, index, reason or "", logprobs, sequence.cached_tokens)
             outputs.append((answer.client, output))
             if output.finish_reason:

@@ -3,7 +3,7 @@
 KEYS[1]  of every function is `<prefix>load`, HASH rank -> "state free reclaim resv resv_tok
          wait_tok run_tok run ver epoch". All other keys are `<prefix>...` under the same hash tag.
 
-Holds    No redis.* exists while FUNCTION LOAD runs the body, so calls bind on entry, in `on`.
+Holds    No redis.* exists while FUNCTION LOAD runs the body, so calls bind on the first entry, in `on`.
          A function reads and validates everything before its first write: Lua has no rollback.
 ]]
 local call, P
@@ -11,9 +11,11 @@ local fmt, sub, find, match, gmatch, concat, floor, max, min, ceil
 
 local function on(name, body, flags)
   local function entry(keys, args)
-    call = redis.call
-    fmt, sub, find, match, gmatch = string.format, string.sub, string.find, string.match, string.gmatch
-    concat, floor, max, min, ceil = table.concat, math.floor, math.max, math.min, math.ceil
+    if not call then
+      call = redis.call
+      fmt, sub, find, match, gmatch = string.format, string.sub, string.find, string.match, string.gmatch
+      concat, floor, max, min, ceil = table.concat, math.floor, math.max, math.min, math.ceil
+    end
     P = sub(keys[1], 1, -5)
     return body(args)
   end
@@ -59,9 +61,18 @@ local function fenced(token)
   return err('FENCED', 'token ' .. token .. ' is not the leader\'s; acquire again')
 end
 
+-- Chance. The clock's microseconds alone would not do: who comes a millisecond after the last one
+-- always meets the same remainder. They only stir what a multiplicative generator mixes.
+local dice = 0
+local function roll(n)
+  dice = dice * 16807 % 2147483647
+  return floor(dice / 65536) % n
+end
+
 local function now_ms()
   local t = call('TIME')
-  return t[1] * 1000 + floor(t[2] / 1000), tonumber(t[2])
+  dice = (dice + t[2] + 1) % 2147483647
+  return t[1] * 1000 + floor(t[2] / 1000)
 end
 
 -- Give back what a route reserved on `rank`; safe to repeat.

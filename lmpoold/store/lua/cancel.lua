@@ -16,7 +16,7 @@ Holds    Every reservation, parked request, placement lease and claim on a rank 
          when its time is over.
 ]]
 local function cancel(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return problem end
   local id, key = a[1], P .. 'req:' .. a[1]
   local cur = call('HMGET', key, 'state', 'client', 'rank')
@@ -62,7 +62,7 @@ local function forget_consumers(idle_ms, out)
 end
 
 local function reap(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return problem end
   local now, most, out = now_ms(), tonumber(a[1]), {}
   local flat = call('HGETALL', P .. 'load')
@@ -98,7 +98,7 @@ local function acquire(a)
     call('PEXPIRE', lead, a[2])
     return call('GET', fence)
   end
-  local token = fmt('%.0f', max(tonumber(call('GET', fence) or '0') + 1, (now_ms())))
+  local token = fmt('%.0f', max(tonumber(call('GET', fence) or '0') + 1, now_ms()))
   call('SET', lead, a[1], 'PX', a[2])
   call('SET', fence, token)
   return token

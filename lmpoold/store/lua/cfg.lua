@@ -77,7 +77,7 @@ local function configure(a)
 end
 
 local function tune(a)
-  local _, problem = read_cfg((now_ms()))
+  local _, problem = read_cfg(now_ms())
   if problem then return problem end
   local known = {pairs = true}
   for i = 2, #NUMBERS do known[NUMBERS[i]] = true end

@@ -12,25 +12,32 @@ local function hops(g, origin, rank)
 end
 
 -- Note on row `c` what the request costs there whatever the rank holds: what goes before it, the way
--- from its origin, what is in flight there, and from which depth on a lease counts.
+-- from its origin, what is in flight there, and from which depth on a lease counts; and how many of its
+-- blocks are free, and how many can be had.
 local function approach(g, r, rank, c, fly, lease)
-  local ahead = c.wait_tok + c.resv_tok
+  local ahead, room = c.wait_tok + c.resv_tok, c.free - c.resv
   if r.priority > 0 then ahead = ahead * g.w_urgent end
   c.rank, c.queue = rank, g.w_wait * ahead + g.w_run * c.run_tok + g.w_seq * c.run
+  c.room, c.most = room > 0 and room or 0, room + c.reclaim
   c.hop = r.origin and g.w_hop * hops(g, r.origin, rank) or 0
   c.fly = fly and fly[rank] or 0
   c.lease_from = lease and leased(lease, rank, c) and lease.depth or nil
 end
 
--- Cost of the request on row `c` if it holds `hit` blocks, and of it what is reclaim and what lease.
+-- Note on row `c` the cost of the request if the rank holds `hit` blocks, and of it what is reclaim
+-- and what lease. Returns the cost.
 local function price(g, r, c, hit)
-  local bs, deep = g.block_size, c.fly > hit and c.fly or hit
-  local prefill = g.w_prefill * max(1, r.ntok - deep * bs)
+  local bs, deep = g.block_size, c.fly
+  if deep < hit then deep = hit end
+  local prefill, short, reclaim, off = r.ntok - deep * bs, r.total - hit - c.room, 0, 0
+  if prefill < 1 then prefill = 1 end
+  prefill = g.w_prefill * prefill
   if deep > hit then prefill = prefill + g.w_flight * (deep - hit) * bs end
-  local short = r.total - hit - max(0, c.free - c.resv)
-  local reclaim = short > 0 and g.w_reclaim * bs * short or 0
-  local off = c.lease_from and hit >= c.lease_from and g.w_lease or 0
-  return c.queue + prefill + reclaim + c.hop - off, reclaim, off
+  if short > 0 then reclaim = g.w_reclaim * bs * short end
+  if c.lease_from and hit >= c.lease_from then off = g.w_lease end
+  local cost = c.queue + prefill + reclaim + c.hop - off
+  c.cost, c.pressure, c.lease = cost, reclaim, off
+  return cost
 end
 
 -- Of candidates `ranks`, those a request with an origin may go to: all, if none of them is live.

@@ -9,21 +9,21 @@ Holds    Everything a request holds after this call has a deadline: its reservat
 local BATCH = 64
 local META = '^(%d+) (%d+) (%d+) (%d+) ?(%-?%d*)$'
 
-local function park(g, r, deadline, terms)
+local function park(g, r, deadline, terms)  -- `deadline` as text
   if r.source == 'parked' then return r.id .. ' parked' end
   if call('ZCARD', P .. 'parked') >= g.max_parked then
     refuse(g, r.id, r.client, 'overloaded', 'every rank is full and ' .. g.max_parked ..
       ' requests already wait; send it again later', 'failed')
     return r.id .. ' refused overloaded'
   end
-  call('ZADD', P .. 'parked', fmt('%.0f', deadline), r.id)
+  call('ZADD', P .. 'parked', deadline, r.id)
   call('HSET', P .. 'parked:req', r.id .. ':p', r.payload, r.id .. ':t', r.tokens, r.id .. ':a', r.attempt)
   call('HSET', P .. 'req:' .. r.id, 'state', 'parked', 'client', r.client, 'deadline',
-    fmt('%.0f', deadline), 'attempt', r.attempt, 'reason', 'no_capacity', 'terms', terms)
+    deadline, 'attempt', r.attempt, 'reason', 'no_capacity', 'terms', terms)
   return r.id .. ' parked'
 end
 
-local function route_one(g, cache, r, draw)
+local function route_one(g, cache, r)
   local key = P .. 'req:' .. r.id
   local cur = call('HMGET', key, 'state', 'cancel', 'deadline')
   if not claim(r, cur[1]) then return r.id .. ' dup' end
@@ -46,7 +46,8 @@ local function route_one(g, cache, r, draw)
   local n = #r.hashes / DIGITS
   local ranks = within(g, cache.rows, r, read_ranks(cache, r.cands))
   local lease, name = lease_on(r.hashes, n, r.now)
-  local c, reason, terms, deepest = choose(g, cache.rows, r, ranks, n, draw, lease)
+  local c, reason, terms, deepest = choose(g, cache.rows, r, ranks, n, lease)
+  deadline = fmt('%d', deadline)
   if not c then return park(g, r, deadline, terms) end
   if r.source == 'parked' then unpark(r.id) end
   local rank, hit, need = c.rank, c.hi, c.need
@@ -58,24 +59,24 @@ local function route_one(g, cache, r, draw)
   c.promised = c.promised or {}
   local promised = c.promised
   promised[#promised + 1] = r.id .. '.' .. r.attempt
-  promised[#promised + 1] = fmt('%d:%d:%.0f:%s', need, work, r.now + g.resv_ttl_ms,
+  promised[#promised + 1] = fmt('%d:%d:%d:%s', need, work, r.now + g.resv_ttl_ms,
     n > 0 and sub(r.hashes, -DIGITS) or '-')
-  if hit > 0 and g.background ~= 0 then heat(r, hit, draw) end
+  if hit > 0 and g.background ~= 0 then heat(r, hit) end
   local plan = deepest > hit and fetch(g, cache.rows, ranks, r, n, rank, hit)
-  local words = {'kind', 'route', 'id', r.id, 'attempt', r.attempt, 'hit', hit, 'p', r.payload,
+  local words = {'kind', 'route', 'id', r.id, 'attempt', r.attempt, 'hit', fmt('%d', hit), 'p', r.payload,
     'tokens', r.tokens}
   if plan then
     words[13], words[14], words[15], words[16] = 'plan', plan, 'wait_ms', g.fetch_wait_ms
   end
   local entry = call('XADD', P .. 'w:' .. rank, '*', unpack(words))
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
-    'client', r.client, 'deadline', fmt('%.0f', deadline), 'entry', entry,
+    'client', r.client, 'deadline', deadline, 'entry', entry,
     'reason', reason, 'terms', terms)
-  return r.id .. ' ' .. rank .. ' ' .. hit .. ' ' .. need
+  return fmt('%s %s %d %d', r.id, rank, hit, need)
 end
 
 local function route(a)
-  local now, draw = now_ms()
+  local now = now_ms()
   local g, problem = read_cfg(now)
   if not g then return problem end
   if #a == 0 or #a % 8 ~= 0 or #a > 8 * BATCH then
@@ -97,7 +98,7 @@ local function route(a)
   end
   acknowledge(todo, sources)
   local cache, out = {rows = {}}, {}
-  for i = 1, #todo do out[i] = route_one(g, cache, todo[i], draw + i * 104729) end
+  for i = 1, #todo do out[i] = route_one(g, cache, todo[i]) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
   for rank, c in pairs(cache.rows) do
     if c and c.promised then

@@ -19,7 +19,7 @@ Holds    One end a request: answer, state, acknowledgement and removal are one c
 local function emit(a)
   local c, problem = owned(a[1], a[2])
   if not c then return problem end
-  local g, missing = read_cfg((now_ms()))
+  local g, missing = read_cfg(now_ms())
   if not g then return missing end
   local seq = P .. 'r:' .. a[1] .. ':emitted'
   local epoch, written = match(call('GET', seq) or '', '^(%d+):(%d+)$')

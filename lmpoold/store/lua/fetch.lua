@@ -78,7 +78,7 @@ end
 
 -- Count one request in eight for the prefix that it found, so that the count costs next to nothing.
 local HEAT_EVERY = 8
-local function heat(r, hit, draw)
-  if draw % HEAT_EVERY ~= 0 then return end
+local function heat(r, hit)
+  if roll(HEAT_EVERY) ~= 0 then return end
   call('ZINCRBY', P .. 'hot', HEAT_EVERY, sub(r.hashes, (hit - 1) * DIGITS + 1, hit * DIGITS))
 end

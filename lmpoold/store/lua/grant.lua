@@ -40,7 +40,7 @@ end
 local function lease_expire(a)
   local problem = fenced(a[1])
   if problem then return problem end
-  if #a == 1 then return end_leases((now_ms())) end
+  if #a == 1 then return end_leases(now_ms()) end
   local ended = {}
   for i = 2, #a do
     if call('HDEL', P .. 'leases', a[i]) == 1 then ended[#ended + 1] = a[i] end

@@ -82,7 +82,7 @@ end
 local function busy(g, rank) return call('SCARD', rank_key(rank, 'plans')) >= g.plans_per_rank end
 
 local function plan_prepare(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return problem end
   if a[1] == 'lead' then problem = fenced(a[2]) else problem = select(2, owned(a[1], a[2])) end
   if problem then return problem end

@@ -68,7 +68,7 @@ end
 
 -- What each report of a side begins with: settings, plan, side; or the error to return as a fourth.
 local function begin(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return nil, nil, nil, problem end
   local p = read_plan(a[1])
   if not p then

@@ -25,7 +25,7 @@ local function can_probe(rank, blocks, wanted)
 end
 
 local function plan_probe(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return problem end
   local blocks = tonumber(match(a[4], '^%d+$') or '0')
   if blocks < 1 then return err('BADARGS', 'cannot probe with ' .. a[4] .. ' blocks') end

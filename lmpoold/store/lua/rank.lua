@@ -45,7 +45,7 @@ local function rank_up(a)
       '); choose another rank or stop that worker')
   end
   local c = parse_row(call('HGET', P .. 'load', rank)) or {epoch = '0'}
-  c.epoch = fmt('%.0f', max(tonumber(c.epoch) + 1, (now_ms())))
+  c.epoch = fmt('%.0f', max(tonumber(c.epoch) + 1, now_ms()))
   empty(rank, c)
   c.state, c.free = 'up', total
   call('HSET', rank_key(rank, 'pages'), '_', PAGES_FORMAT)

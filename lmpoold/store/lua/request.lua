@@ -16,7 +16,7 @@ Errors   NOCFG      no lmpoold has described the pool yet
 Holds    One end a request: answer, state, acknowledgement and removal are one call.
 ]]
 local function submit(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return problem end
   if #a < 4 or #a % 2 ~= 0 then return err('BADARGS', 'submit takes id, client and field value pairs') end
   local key = P .. 'req:' .. a[1]
@@ -44,7 +44,7 @@ local function admit(a)
 end
 
 local function finish(a)
-  local g, problem = read_cfg((now_ms()))
+  local g, problem = read_cfg(now_ms())
   if not g then return problem end
   local id, source, key = a[1], a[2], P .. 'req:' .. a[1]
   if source == 'parked' then

@@ -31,7 +31,7 @@ end
 -- `fell`: the worker did not leave in good order.
 local function requeue(rank, epoch, most, fell)
   local stream = P .. 'w:' .. rank
-  local entries, g = call('XRANGE', stream, '-', '+', 'COUNT', most), read_cfg((now_ms()))
+  local entries, g = call('XRANGE', stream, '-', '+', 'COUNT', most), read_cfg(now_ms())
   for _, entry in ipairs(entries) do
     local f = {}
     for i = 1, #entry[2], 2 do f[entry[2][i]] = entry[2][i + 1] end

@@ -26,16 +26,17 @@ Holds    Exactly one of all calls for one (id, source) dispatches it: gated by X
          reclaim, hop, lease. worse: hit is at most, cost at least, what it says.
 ]]
 -- The row of the least cost that fits and passes `test`; equal ones are drawn from.
-local function cheapest(live, draw, test)
+local function cheapest(live, test)
   local best, ties = nil, 0
   for i = 1, #live do
     local c = live[i]
     if c.verdict == 'ok' and (not test or test(c)) then
-      if not best or c.cost < best.cost then
+      local cost = c.cost
+      if not best or cost < best.cost then
         best, ties = c, 1
-      elseif c.cost == best.cost then
+      elseif cost == best.cost then
         ties = ties + 1
-        if (draw + i * 7919) % ties == 0 then best = c end
+        if roll(ties) == 0 then best = c end
       end
     end
   end
@@ -45,17 +46,17 @@ end
 local function holds(c) return c.deep > 0 end
 
 -- The rule on priced rows: who takes the request, and whether as a neighbour's spill.
-local function decide(g, live, draw)
-  local best = cheapest(live, draw)
+local function decide(g, live)
+  local best = cheapest(live)
   if not best then return nil end
-  local owner = best.deep > 0 and best or cheapest(live, draw, holds)
+  local owner = best.deep > 0 and best or cheapest(live, holds)
   if not owner then return best end
   if owner ~= best then
     local saved = g.w_prefill * owner.deep * g.block_size
     if best.cost + min(g.bypass_slack, saved) < owner.cost then return best end
   end
   local near = g.near[owner.rank]
-  local spill = near and cheapest(live, draw, function(c)
+  local spill = near and cheapest(live, function(c)
     return near[c.rank] and owner.queue - c.queue >= g.spill_gap and c.cost <= owner.cost + g.spill_slack
   end)
   if spill then return spill, true end
@@ -73,7 +74,7 @@ local function reason_of(best, spilled, deepest, n)
 end
 
 -- The row that takes the request, or nil; why; and what was known of each candidate.
-local function choose(g, rows, r, ranks, n, draw, lease)
+local function choose(g, rows, r, ranks, n, lease)
   local fly, live, terms = in_flight(g, rows, r.hashes, n, r.now), {}, {}
   for i = 1, #ranks do
     local c = rows[ranks[i]]
@@ -86,20 +87,21 @@ local function choose(g, rows, r, ranks, n, draw, lease)
   for i = 1, #ranks do
     local rank, c = ranks[i], rows[ranks[i]]
     if c and c.live then
-      local hit, reclaim = c.hi, nil
-      c.need, c.deep, c.verdict = r.total - hit, c.fly > hit and c.fly or hit, 'ok'
-      c.cost, reclaim, c.lease = price(g, r, c, hit)
-      if c.worse then c.verdict = 'worse'
-      elseif c.need > c.free - c.resv + c.reclaim then c.verdict = 'full' end
-      terms[i] = fmt('%s %d %d %d %d %d %d %s', rank, hit, c.need, c.free - c.resv, c.reclaim, c.queue,
-        c.cost, c.verdict)
-      if reclaim > 0 or c.hop > 0 or c.lease > 0 then
-        terms[i] = terms[i] .. fmt(' %d %d %d %d', c.deep, reclaim, c.hop, c.lease)
-      elseif c.deep > hit then terms[i] = terms[i] .. ' ' .. c.deep end
+      local hit, deep, verdict = c.hi, c.fly, 'ok'
+      local need = r.total - hit
+      if deep < hit then deep = hit end
+      if c.worse then verdict = 'worse' elseif need > c.most then verdict = 'full' end
+      c.need, c.deep, c.verdict = need, deep, verdict
+      local text = fmt('%s %d %d %d %d %d %d %s', rank, hit, need, c.most - c.reclaim, c.reclaim, c.queue,
+        c.cost, verdict)
+      if c.pressure > 0 or c.hop > 0 or c.lease > 0 then
+        text = fmt('%s %d %d %d %d', text, deep, c.pressure, c.hop, c.lease)
+      elseif deep > hit then text = fmt('%s %d', text, deep) end
+      terms[i] = text
     else
       terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
     end
   end
-  local best, spilled = decide(g, live, draw)
+  local best, spilled = decide(g, live)
   return best, reason_of(best, spilled, deepest, n), concat(terms, ';'), deepest
 end

@@ -14,15 +14,16 @@ local function hopeless(g, cost, best, held)
   return cost > owner
 end
 
--- How deep each of the `live` rows holds the prompt, as bounds. A row is searched until its depth is
--- known, or until it can neither take the request nor hold more than another: then `worse` is set.
+-- How deep each of the `live` rows holds the prompt, as bounds, and what the request costs there. A row
+-- is searched until its depth is known, or until it can neither take the request nor hold more than
+-- another: then it is `worse`, and priced for the most that it may hold.
 local function search(g, r, live, b, n)
   local best, held, deepest, open = nil, nil, 0, {}
   local function settle(c)
     local lo = c.lo
+    local cost = price(g, r, c, lo)
     if lo > deepest then deepest = lo end
-    if r.total - lo <= c.free - c.resv + c.reclaim then
-      local cost = price(g, r, c, lo)
+    if r.total - lo <= c.most then
       if not best or cost < best then best = cost end
       if (lo > 0 or c.fly > 0) and (not held or cost < held) then held = cost end
     end
