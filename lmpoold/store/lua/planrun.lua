@@ -37,6 +37,7 @@ local function execute(g, p)
   call('HSET', p.key, 'first', first, 'count', count, 'src_refs', sent, 'dst_refs', taken, 'tokens', '')
   p.first, p.count = first, count
   step_to(p, 'execute', g.plan_execute_ms)
+  call('HSET', p.key, 'at_execute', p.at)
   order(p, 'dst', 'execute', 'first', first, 'count', count, 'refs', sent, 'root', v[7],
     'tokens', cut(v[6], (first - have) * size, n * size), 'limit_ms', g.plan_execute_ms)
   order(p, 'src', 'execute', 'first', first, 'count', count, 'refs', taken, 'limit_ms', g.plan_execute_ms)
