@@ -38,6 +38,7 @@ MODELS = {"cpu": "random:tiny-qwen3", "cuda": "random:qwen3-0.6b"}
 VOCABULARY = 250
 SPARE_BLOCKS = 64
 ASKED_AT_ONCE = 8
+WARM_UP = 3
 PAUSE_S = 0.005
 PLAN_MS = 30_000
 
@@ -71,11 +72,11 @@ async def measure(
         transport: as workers take it.
         block_tokens: tokens a block.
         blocks: that each plan copies.
-        plans: how many count; two more before them warm everything up.
+        plans: how many count; a few more before them warm everything up.
     Returns: percentiles in ms of the whole, of each phase, of the travel and of what is left.
     """
     model = MODELS[device]
-    room = (plans + 4) * (blocks + 1) + SPARE_BLOCKS
+    room = (plans + WARM_UP) * (blocks + 1) + SPARE_BLOCKS
     workers = [
         [
             *("workers", "--model", model, "--rank", str(rank), "--blocks", str(room)),
@@ -93,10 +94,14 @@ async def measure(
         known = PlanStore(store)
         try:
             await store.tune({"fetch": "0", "foreground": "0", "background": "0"})
-            asked = prompts(plans + 2, blocks * block_tokens + 1)
+            asked = prompts(plans + WARM_UP, blocks * block_tokens + 1)
             chains = await _fill(processes.url, store, asked, block_tokens)
             floor_us = [await _bare_call(lane, store) for _ in range(200)]
-            rows = [await _copy(known, chain) for chain in chains][2:]
+            for chain in chains[:WARM_UP]:
+                await _copy(known, chain)
+            before_s = processes.cpu_s()
+            rows = [await _copy(known, chain) for chain in chains[WARM_UP:]]
+            spent_s = processes.cpu_s()
             way = await known.rank_facts(0)
         finally:
             await lane.close()
@@ -120,6 +125,9 @@ async def measure(
         "control_ms": spread_ms(control),
         "publish_to_settled_ms": spread_ms(settle),
         "bare_call_ms": spread_ms(floor_us),
+        "cpu_ms_a_plan": {
+            name: (spent_s[name] - before_s[name]) / len(rows) * 1000 for name in spent_s
+        },
     }
 
 
@@ -187,6 +195,8 @@ def show(found: dict[str, Any]) -> None:
     for name, label in LABELS.items():
         row = found[name]
         print(f"  {label:36s} {row['p50']:8.3f} {row['p95']:8.3f}")
+    spent = ", ".join(f"{name} {ms:.2f}" for name, ms in found["cpu_ms_a_plan"].items())
+    print(f"  processor time a plan, ms: {spent}")
 
 
 LABELS = {

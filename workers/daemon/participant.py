@@ -40,8 +40,6 @@ class EpochOver(Exception):
 async def handed_over(
     tell: Callable[[Command], None],
     act: Callable[[Handoff, float], T],
-    *,
-    after_steps: bool = False,
 ) -> T:
     """Have the engine's thread do something to the pool between two steps; see `Handover`."""
     loop = asyncio.get_running_loop()
@@ -54,7 +52,7 @@ async def handed_over(
     def done(value: T) -> None:
         loop.call_soon_threadsafe(settle, value)
 
-    tell(Handover(act, done, after_steps))
+    tell(Handover(act, done))
     return await result
 
 
@@ -74,9 +72,9 @@ class Site:
     tell: Callable[[Command], None]
     over: Callable[[str], None]
 
-    async def pool(self, act: Callable[[Handoff, float], T], *, after_steps: bool = False) -> T:
+    async def pool(self, act: Callable[[Handoff, float], T]) -> T:
         """Have the engine's thread do something to the pool between two steps; see `Handover`."""
-        return await handed_over(self.tell, act, after_steps=after_steps)
+        return await handed_over(self.tell, act)
 
     async def say(self, call: Callable[[], Awaitable[T]]) -> T:
         """Say something until the server has heard it.
@@ -172,20 +170,13 @@ class Participant:
                 return handoff.pin(order.id, order.hashes, order.first)
             return handoff.reserve(order.id, order.hashes)
 
-        answer = await self._site.pool(act, after_steps=self._measures or not source)
+        answer = await self._site.pool(act)
         if isinstance(answer, Refusal):
             await self._stopped(answer.reason)
             return
         try:
-            facts = await self._site.say(lambda: self._site.plans.rank_facts(order.peer))
-            await self._moving(
-                self._site.transport.open(
-                    order.peer,
-                    order.peer_epoch,
-                    facts.get("offer", ""),
-                    deadline_s=order.limit_ms / 1000,
-                ),
-            )
+            if not self._site.transport.stands(order.peer, order.peer_epoch):
+                await self._open_pair(order)
         except TransferFailed as error:
             await self._failed_move("no_pair", error)
             return
@@ -209,6 +200,18 @@ class Participant:
                     order.id, self._site.rank, order.epoch, first=answer.first, refs=answer.refs
                 )
             )
+
+    async def _open_pair(self, order: PlanOrder) -> None:
+        # An epoch is of one process, and so is an offer: a pair of this epoch needs no other one.
+        facts = await self._site.say(lambda: self._site.plans.rank_facts(order.peer))
+        await self._moving(
+            self._site.transport.open(
+                order.peer,
+                order.peer_epoch,
+                facts.get("offer", ""),
+                deadline_s=order.limit_ms / 1000,
+            ),
+        )
 
     async def _send(self, order: PlanOrder) -> None:
         assert isinstance(self._answer, Pinned), "only a source sends"
