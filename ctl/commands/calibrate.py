@@ -145,16 +145,17 @@ async def _links(plans: PlanStore, wanted: Sequence[Pair]) -> list[Pair]:
         if time.monotonic() > until_s:
             break
         await asyncio.sleep(0.1)
+    refused = await plans.not_linked()
     if not links:
+        said = "".join(f"; {write_pair(pair)}: {reason}" for pair, reason in refused.items())
         raise LMPoolError(
             "no two ranks of this pool can move blocks between them: it takes two workers on one "
-            "host with the same --transport; see lmpoolctl ranks"
+            f"host with the same --transport{said}"
         )
     low, high = min(both - set(links))
-    raise LMPoolError(
-        f"ranks {low} and {high} have no link; there are "
-        + ", ".join(write_pair(pair) for pair in links)
-    )
+    known = ", ".join(write_pair(pair) for pair in links)
+    reason = refused.get((min(low, high), max(low, high)), f"there are {known}")
+    raise LMPoolError(f"ranks {low} and {high} have no link: {reason}")
 
 
 async def _measure_loaded(target: Target, prober: Prober, found: Sequence[Measured]) -> None:

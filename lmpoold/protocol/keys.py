@@ -95,6 +95,11 @@ class Keyspace:
         return self.prefix + "links"
 
     @property
+    def no_links(self) -> str:
+        """HASH `low>high` -> why two ranks that live have no link."""
+        return self.prefix + "links:refused"
+
+    @property
     def hot(self) -> str:
         """ZSET of hashes of found blocks, by how many requests found them lately."""
         return self.prefix + "hot"

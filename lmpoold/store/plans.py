@@ -178,6 +178,11 @@ class PlanStore:
         raw: Any = await self.store.redis.hkeys(self.store.keys.links)
         return sorted(read_pair(name.decode()) for name in raw)
 
+    async def not_linked(self) -> dict[Pair, str]:
+        """Return the pairs of living ranks without a link, lower rank first, and why."""
+        raw: Any = await self.store.redis.hgetall(self.store.keys.no_links)
+        return {read_pair(name): reason for name, reason in _text(raw).items()}
+
     async def profile(self) -> Profile | None:
         """Return what calibration stored, None if nothing; DecodeError if it cannot be read."""
         raw: Any = await self.store.redis.get(self.store.keys.profile)
