@@ -27,6 +27,8 @@ TRIES = 3
 AGAIN_S = 0.02
 TOLD_S = 1.0
 """How long what the last probe held may still be missing in a rank's count of free blocks."""
+BACK_S = 5.0
+"""How long a rank may be away: a worker that was late with a heartbeat, or joins again."""
 SETTLED_S = 60.0
 READ_MS = 500
 LOAD_A_RANK = 2
@@ -97,13 +99,13 @@ class Prober:
         done = 0
         try:
             for _ in range(WARM_UP):
-                await self._probe(pair, 1, serving=False)
+                await self.probe(pair, 1, serving=False)
                 done += 1
             for blocks in self._sizes:
                 part = []
                 for turn in range(self._rounds + 1):
                     self._progress(write_pair(pair), f"{blocks} blocks at a time", done, total)
-                    sample = await self._probe(pair, blocks, serving=False)
+                    sample = await self.probe(pair, blocks, serving=False)
                     done += 1
                     if turn:  # the first of a size allocates and compiles
                         part.append(sample)
@@ -126,12 +128,12 @@ class Prober:
             for at in range(total):
                 blocks = sizes[at // self._rounds]
                 self._progress(name, f"{blocks} blocks at a time, beside computing", at, total)
-                found.samples.append(await self._probe(found.pair, blocks, serving=True))
+                found.samples.append(await self.probe(found.pair, blocks, serving=True))
         except (NoRoom, NotMeasured) as error:
             found.why = f"not measured beside computing: {error or 'too few free blocks'}"
         self._progress(name, "measured", total, total)
 
-    async def _probe(self, pair: Pair, blocks: int, *, serving: bool) -> Sample:
+    async def probe(self, pair: Pair, blocks: int, *, serving: bool) -> Sample:
         """Move scratch once.
 
         Raises:
@@ -162,11 +164,11 @@ class Prober:
             if isinstance(word, Phase):
                 return plan
             waited_s = time.monotonic() - began_s
-            if word == "down":
+            if word == "down" and waited_s > BACK_S:
                 raise NotMeasured("a rank of it is down: see lmpoolctl ranks")
             if word == "no_room" and waited_s > TOLD_S:
                 raise NoRoom
-            if waited_s > self._patience_s:
+            if waited_s > max(self._patience_s, BACK_S if word == "down" else 0.0):
                 raise NotMeasured(_busy(word, self._patience_s))
             await asyncio.sleep(AGAIN_S)
 

@@ -117,7 +117,7 @@ def test_the_table_shows_each_size_and_says_what_was_not_measured():
     assert [len(link["points"]) for link in said["links"]] == [2, 0]
     assert said["links"][0]["points"][1]["travel_p95_us"] == 3000.0
     kept = plain(profile_sheet(profile))
-    assert "0>1        2           3.00         0.05" in kept
+    assert "0>1        2           3.00     0.05" in kept
 
 
 def test_a_full_measurement_has_no_remark():
