@@ -132,7 +132,8 @@ class LinkKeeper:
         redis = self._plans.store.redis
         stored: Any = await redis.hkeys(key)
         gone = [name for name in stored if name.decode() not in lines]
-        if lines:
-            await redis.hset(key, mapping=dict(lines))
+        written: Any = dict(lines)
+        if written:
+            await redis.hset(key, mapping=written)
         if gone:
             await redis.hdel(key, *gone)
