@@ -35,8 +35,9 @@ lint: $(STAMP)
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
 
-bench: $(STAMP) ## measure routing and ingress on this machine, small sizes
+bench: $(STAMP) ## measure this machine, small sizes: routing, ingress, the matrix (tables, JSON, PNG in benchmarks/out)
 	$(PY) -m benchmarks $(BENCH_ARGS)
+	$(PY) -m benchmarks.paper e2e --requests 32 --chars 12 --repetitions 2 --fresh --out benchmarks/out
 
 chaos: $(STAMP) ## ten minutes of kills, stops, broken links and late messages over a real pool, and a table
 	$(PY) -m tests.chaos $(CHAOS_ARGS)

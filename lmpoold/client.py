@@ -24,7 +24,9 @@ from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
 from lmpoold.shell.steady import is_lost
 from lmpoold.store.connect import open_redis
+from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import Tail
 
 READ_BLOCK_MS = 1000
 READ_COUNT = 512
@@ -73,12 +75,13 @@ class PoolClient:
         self._patience_s = patience_s
         self._redis = open_redis(url, pool=pool)
         self._blocking = open_redis(url, pool=pool, blocking=True)
-        self._store = PoolStore(self._redis, Keyspace(pool))
+        self._calls = Lane(self._redis)
+        self._reads = Lane(self._blocking, blocking=True)
+        self._store = PoolStore(self._redis, Keyspace(pool), self._calls)
         self._client = f"c-{uuid.uuid4().hex}"
         self._waiting: dict[str, asyncio.Queue[Output | Exception]] = {}
         self._accepted: dict[str, dict[str, str]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._closing = False
 
     async def __aenter__(self) -> Self:
         """Start reading answers."""
@@ -96,12 +99,13 @@ class PoolClient:
         with contextlib.suppress(RedisError, OSError):
             for request_id in list(self._waiting):
                 await self._store.cancel(request_id)
-        self._closing = True  # redis-py may turn a cancellation under way into a lost connection
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.unlink(self._store.keys.out(self._client))
+        await self._calls.close()
+        await self._reads.close()
         await self._redis.aclose()
         await self._blocking.aclose()
 
@@ -264,12 +268,10 @@ class PoolClient:
 
     async def _read(self) -> None:
         """Hand outputs to their streams; go on where it was after a lost connection."""
-        stream, last, lost = self._store.keys.out(self._client), b"0-0", False
-        while not self._closing:
+        tail, lost = Tail(self._reads, self._store.keys.out(self._client)), False
+        while True:
             try:
-                reply: Any = await self._blocking.xread(
-                    {stream: last}, count=READ_COUNT, block=READ_BLOCK_MS
-                )
+                entries = await tail.read(READ_COUNT, READ_BLOCK_MS)
                 if lost:
                     await self._remind()
                 lost = False
@@ -282,8 +284,7 @@ class PoolClient:
                 for queue in self._waiting.values():
                     queue.put_nowait(error)
                 raise
-            for entry, values in reply[0][1] if reply else ():
-                last = entry
+            for values in entries:
                 for output in read_outputs(values):
                     if (asked := self._waiting.get(output.id)) is not None:
                         asked.put_nowait(output)

@@ -45,16 +45,14 @@ class Asked:
         self._ids = ids
         self._pool = pool
 
-    async def outputs(self) -> AsyncGenerator[Numbered, None]:
+    def outputs(self) -> AsyncGenerator[Numbered, None]:
         """Yield outputs with the index of their choice, until every choice has ended.
 
         Raises: what `PoolClient.stream` raises; the other choices end with the first that fails.
         """
-        if len(self._ids) == 1:
-            async with aclosing(self._stream(0)) as stream:
-                async for numbered in stream:
-                    yield numbered
-            return
+        return self._stream(0) if len(self._ids) == 1 else self._merged()
+
+    async def _merged(self) -> AsyncGenerator[Numbered, None]:
         queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue()
         pumps = [
             asyncio.create_task(self._pump(index, queue), name=f"choice {name}")

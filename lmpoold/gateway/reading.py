@@ -139,6 +139,11 @@ _OWN: Mapping[Kind, frozenset[str]] = {
 }
 
 
+_KNOWN: Mapping[Kind, frozenset[str]] = {
+    kind: _SHARED | own | _PASSED.keys() | _IGNORED | _ONLY.keys() for kind, own in _OWN.items()
+}
+
+
 def read_call(kind: Kind, body: Any) -> Call:
     """Read a request body.
 
@@ -150,7 +155,7 @@ def read_call(kind: Kind, body: Any) -> Call:
     if not isinstance(body, dict):
         raise invalid("the body must be a JSON object")
     given = {name: value for name, value in body.items() if value is not None}
-    known = _SHARED | _OWN[kind] | _PASSED.keys() | _IGNORED | _ONLY.keys()
+    known = _KNOWN[kind]
     for name, value in given.items():
         if name not in known:
             raise invalid(f"unrecognized request argument: {name[:60]}", name[:60])

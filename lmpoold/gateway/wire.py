@@ -18,6 +18,8 @@ Header = tuple[bytes, bytes]
 DISCARD_TIMES = 4
 """A body up to so many times the limit is read to its end and dropped: many a client reads no
 answer before it has sent everything. What is longer loses its connection."""
+WATCH_AFTER_S = 0.02
+"""How long an answer takes before its caller is watched; one who leaves earlier is seen then."""
 JSON_TYPE: Header = (b"content-type", b"application/json")
 EVENT_HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -64,7 +66,8 @@ async def read_json(scope: Scope, receive: Receive, limit_bytes: int) -> Any:
     if size_bytes > limit_bytes:
         raise too_large(limit_bytes)
     try:
-        return json.loads(b"".join(parts), parse_constant=_no_constant)
+        body = b"".join(parts)
+        return _decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {error}") from None
 
@@ -73,11 +76,15 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
 
 
+_decode = json.JSONDecoder(parse_constant=_no_constant).decode
+
+
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Await `work`; cancel it if the caller closes the connection first.
 
     The body must have been read: what `receive` brings then is the end of the connection. The work
-    runs in the task that asks: one of its own would cost a short answer dearly.
+    runs in the task that asks, and the caller is watched by another one once the answer takes
+    `WATCH_AFTER_S`: tasks would cost a short answer dearly.
 
     Raises: CallerLeft, once the work has ended.
     """
@@ -90,8 +97,14 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         left = True
         task.cancel()
 
-    leaving = asyncio.create_task(_gone(receive), name="caller")
-    leaving.add_done_callback(leave)
+    leaving: asyncio.Task[None] | None = None
+
+    def watch() -> None:
+        nonlocal leaving
+        leaving = asyncio.create_task(_gone(receive), name="caller")
+        leaving.add_done_callback(leave)
+
+    waiting = asyncio.get_running_loop().call_later(WATCH_AFTER_S, watch)
     try:
         return await work
     except asyncio.CancelledError:
@@ -99,8 +112,10 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
             raise CallerLeft from None
         raise
     finally:
-        leaving.remove_done_callback(leave)
-        leaving.cancel()
+        waiting.cancel()
+        if leaving is not None:
+            leaving.remove_done_callback(leave)
+            leaving.cancel()
 
 
 async def _gone(receive: Receive) -> None:

@@ -97,6 +97,13 @@ class Cancel:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Give up every block that nobody holds: an operator or a benchmark wants an empty cache."""
+
+    entry: str
+
+
 def encode_tokens(token_ids: Sequence[int]) -> str:
     """Return token ids as text, parted by blanks."""
     return " ".join(map(str, token_ids))
@@ -110,7 +117,9 @@ def decode_tokens(text: str | bytes) -> list[int]:
         raise DecodeError("token ids must be whole numbers parted by blanks") from None
 
 
-def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch | Cancel | PlanOrder:
+def read_worker_message(
+    entry: str, values: Mapping[bytes, bytes]
+) -> Dispatch | Cancel | Forget | PlanOrder:
     """Read one entry of a worker stream.
 
     Raises: DecodeError: the entry is none of ours.
@@ -130,6 +139,8 @@ def read_worker_message(entry: str, values: Mapping[bytes, bytes]) -> Dispatch |
                 )
             case b"cancel":
                 return Cancel(entry, values[b"id"].decode())
+            case b"forget":
+                return Forget(entry)
             case kind if kind.decode() in ORDERS:
                 return read_order(entry, values)
             case kind:

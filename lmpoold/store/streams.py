@@ -1,10 +1,15 @@
-"""Consumer-group reading: the one place that parses XREADGROUP and XAUTOCLAIM replies."""
+"""Reading streams: the one place that parses XREAD, XREADGROUP and XAUTOCLAIM replies.
+
+And the one entry of a worker's stream that no function writes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from redis.asyncio import Redis
 
 from lmpoold.store.lane import Lane, Plain
 
@@ -21,6 +26,30 @@ def _fields(flat: Any) -> Mapping[bytes, bytes]:
     if not flat or isinstance(flat, dict):
         return flat or {}
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+class Tail:
+    """One reader of a whole stream, from its first entry on, on a connection of its own."""
+
+    def __init__(self, lane: Lane | Plain, stream: str) -> None:
+        """Read `stream` over `lane`, which is for reads that block."""
+        self._lane = lane
+        self._stream = stream
+        self._last: str | bytes = "0-0"
+
+    async def read(self, count: int, block_ms: int) -> list[Mapping[bytes, bytes]]:
+        """Return the fields of up to `count` entries after the last ones, waiting for the first.
+
+        A read that failed is read again by the next one.
+        """
+        reply = await self._lane.execute(
+            *("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", self._stream, self._last)
+        )
+        if not reply:
+            return []
+        entries = reply[0][1]
+        self._last = entries[-1][0]
+        return [_fields(flat) for _, flat in entries]
 
 
 class Inbox:
@@ -70,3 +99,11 @@ class Inbox:
             *(min_idle_ms, "0-0", "COUNT", count),
         )
         return _entries(reply[1])
+
+
+async def ask_to_forget(redis: Redis, stream: str) -> None:
+    """Ask the worker that reads `stream` to give up every block that no request holds.
+
+    They are gone from the page table with its next report.
+    """
+    await redis.xadd(stream, {"kind": "forget"})

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from lmpoold.protocol.errors import Conflict, InvalidRequest, RequestFailed
 from lmpoold.protocol.messages import Output
+from lmpoold.store.streams import ask_to_forget
 from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.tokenizer import TextModel
 from tests.e2e.conftest import KEYS
@@ -142,6 +143,21 @@ async def test_cancelling_frees_the_blocks_at_once(pool):
         row = (await running.store.ranks())[0]
         assert row.free + row.reclaimable == row.blocks
         assert row.reserved == 0
+
+
+async def test_a_rank_that_is_asked_to_forget_holds_nothing_and_computes_again(pool):
+    async with pool() as running:
+        first = await running.client.generate(prompt="Tell me " * 20, max_tokens=2)
+        again = await running.client.generate(prompt="Tell me " * 20, max_tokens=2)
+        assert again.usage.cached_tokens >= 144
+        await ask_to_forget(running.redis, KEYS.worker(0))
+        async with asyncio.timeout(10):
+            while (row := (await running.store.ranks())[0]).free < row.blocks:
+                await asyncio.sleep(0.05)
+        assert row.pages == 0
+        last = await running.client.generate(prompt="Tell me " * 20, max_tokens=2)
+        assert last.usage.cached_tokens == 0
+        assert first.tokens == again.tokens == last.tokens
 
 
 @pytest.mark.bar(39)

@@ -157,3 +157,11 @@ def test_the_command_writes_what_an_archive_needs(tmp_path):
     wrong = CliRunner().invoke(main, [str(path), "--set", "w_nothing=1"])
     assert wrong.exit_code == 2
     assert "w_nothing is no constant" in wrong.output
+
+
+async def test_late_reports_and_no_reservations_send_a_burst_to_few_workers():
+    trace = conversations(60, 1, 0.0005)
+    both = await simulate(trace, setup("kv"))
+    neither = await simulate(trace, setup("kv", stale_s=1.0, reserve=False))
+    assert max(both.routed) - min(both.routed) < max(neither.routed) - min(neither.routed)
+    assert all(request.finished_s > 0 for request in neither.requests)

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.errors import ConfigError, PoolMismatch
+from lmpoold.protocol.errors import ConfigError, PoolMismatch, ProtocolError
 from tests.store.pool import IDENTITY, everything
 
 OTHER = {
@@ -51,6 +51,15 @@ async def test_a_changed_setting_counts_at_once_when_an_lmpoold_starts(pool):
     await pool.store.redis.hset(pool.store.keys.cfg, "max_parked", "1")
     await pool.store.configure(IDENTITY, PoolConstants())
     assert (await pool.ask("b", [1])).detail == "overloaded"
+
+
+async def test_every_constant_can_be_tuned_and_nothing_else(pool):
+    changed = PoolConstants(w_wait=5, foreground=0, hot_threshold=3, lease_ttl_ms=77, pairs="0-1")
+    await pool.store.tune(changed.to_fields())
+    assert await pool.store.cfg() == {**IDENTITY.to_fields(), **changed.to_fields()}
+    for name in (*IDENTITY.to_fields(), "weights", "no_such_thing"):
+        with pytest.raises(ProtocolError, match=f"{name} is no constant"):
+            await pool.store.tune({name: "1"})
 
 
 async def test_describing_a_pool_again_changes_nothing(pool):

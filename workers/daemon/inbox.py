@@ -1,4 +1,4 @@
-"""The worker stream: routes and cancels in, to the engine."""
+"""The worker stream: routes, cancels and orders in, to the engine."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import logging
 from collections.abc import Callable
 
 from lmpoold.protocol.errors import DecodeError
-from lmpoold.protocol.messages import Cancel, Dispatch, read_worker_message
+from lmpoold.protocol.messages import Cancel, Dispatch, Forget, read_worker_message
 from lmpoold.protocol.transfer import PlanOrder
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
-from workers.daemon.engine import Abort, Add, Command
+from workers.daemon.engine import Abort, Add, Command, Handover
 from workers.daemon.transfers import Transfers
 
 log = logging.getLogger(__name__)
 
 BATCH = 64
 BLOCK_MS = 1000
+FORGET = Handover(lambda handoff, _: handoff.pool.clear_cached(), lambda _: None, after_steps=True)
 
 
 def entry_place(entry: str) -> tuple[int, int]:
@@ -67,7 +68,7 @@ class WorkerInbox:
         # Entries come in order, once. What is pending up to the last one received was handed over
         # then, and may have ended since: handed over again it would run again.
         fresh = [entry for entry in entries if entry_place(entry[0]) > self._received]
-        messages: list[Dispatch | Cancel | PlanOrder] = []
+        messages: list[Dispatch | Cancel | Forget | PlanOrder] = []
         for entry, values in fresh:
             try:
                 messages.append(read_worker_message(entry, values))
@@ -91,6 +92,9 @@ class WorkerInbox:
                     if self._transfers is not None:
                         self._transfers.release(message.id)
                     self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
+                    self._done.append(message.entry)
+                case Forget():
+                    self._tell(FORGET)
                     self._done.append(message.entry)
                 case PlanOrder():
                     # Kept in memory from here on: with this process ends the epoch it is for.

@@ -17,9 +17,8 @@ local NUMBERS = {'block_size', 'w_wait', 'w_run', 'w_seq', 'w_decode', 'w_prefil
   'req_ttl_s', 'out_ttl_ms', 'out_maxlen', 'default_deadline_ms', 'fetch', 'fetch_ratio',
   'fetch_min_blocks', 'fetch_wait_ms', 'plan_prepare_ms', 'plan_execute_ms', 'plan_settle_ms',
   'plan_fence_ms', 'plan_ttl_s', 'plans_per_rank', 'background'}
--- What only processes read: lmpoolds and workers.
-local OTHERS = {'foreground', 'foreground_ratio', 'hot_threshold', 'hot_skew', 'hot_idle', 'hot_ratio',
-  'hot_cooldown_ms', 'lease_quota', 'lease_ttl_ms'}
+local IDENTITY = {protocol = true, model = true, fingerprint = true, dtype = true, block_size = true,
+  kv_block_bytes = true, domain = true, max_model_len = true, weights = true}
 -- What functions remember between calls, by prefix: hints and copies, which any server may lose.
 local cfg_seen, leases_seen, flying = {}, {}, {}
 local function forget() cfg_seen[P], leases_seen[P], flying[P] = nil, nil, nil end
@@ -82,11 +81,11 @@ end
 local function tune(a)
   local _, problem = read_cfg(now_ms())
   if problem then return problem end
-  local known = {pairs = true}
-  for i = 2, #NUMBERS do known[NUMBERS[i]] = true end
-  for i = 1, #OTHERS do known[OTHERS[i]] = true end
+  -- Most constants are read here, some by lmpoold or the workers only; all of them are in cfg.
   for i = 1, #a, 2 do
-    if not known[a[i]] then return err('BADARGS', a[i] .. ' is no constant of cfg') end
+    if IDENTITY[a[i]] or call('HEXISTS', P .. 'cfg', a[i]) == 0 then
+      return err('BADARGS', a[i] .. ' is no constant of cfg')
+    end
     if a[i] ~= 'pairs' and not tonumber(a[i + 1] or '') then
       return err('BADARGS', a[i] .. ' must be a number')
     end

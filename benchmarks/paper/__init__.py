@@ -1,0 +1,1 @@
+"""The matrix of a paper: five ways to serve the same requests, over real processes."""
