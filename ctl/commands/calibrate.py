@@ -41,7 +41,13 @@ LINKS_S = 3.0
     show_default=True,
     help="Largest transfer; sizes are the powers of two up to it.",
 )
-@click.option("--rounds", type=click.IntRange(2, 1000), default=20, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(2, 1000),
+    default=20,
+    show_default=True,
+    help="Transfers of each size.",
+)
 @click.option(
     "--patience",
     "patience_s",
