@@ -99,9 +99,9 @@ _WORKER = Role(
     bare="exec multi discard",
 )
 _SCHEDULER = Role(
-    does="routes and plans: lmpoold, and lmpoolctl drain and config",
+    does="routes and plans: lmpoold; lmpoolctl drain, config and calibrate",
     calls="configure tune route finish reap acquire drain lease_grant lease_expire plan_prepare "
-    "plan_reap",
+    "plan_probe plan_reap",
     reads="chain explain page plans ranks",
     grants=(
         Grant(
