@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from ctl.commands.acl import acl
+from ctl.commands.calibrate import calibrate
 from ctl.commands.cancel import cancel
 from ctl.commands.config import config
 from ctl.commands.demo import demo
@@ -72,6 +73,7 @@ COMMANDS = (
     config,
     topology,
     acl,
+    calibrate,
     pulse,
     redis,
 )

@@ -43,7 +43,7 @@ class Driver:
         sample = Sample(id=f"{self.salt}-{number}", phase=phase, group=prompt.group)
         self.samples.append(sample)
         options: dict[str, str | int | bool] = {
-            "max_tokens": self.max_tokens,
+            "max_tokens": prompt.max_tokens or self.max_tokens,
             "ignore_eos": True,
             "salt": self.salt,
         }

@@ -59,7 +59,7 @@ class Settings:
 
     def label(self) -> str:
         """Return the model's name in file names."""
-        return Path(self.model.partition(":")[2] or self.model).stem
+        return Path(self.model.partition(":")[2] or self.model).name.removesuffix(".gguf")
 
 
 def result_name(name: str, settings: Settings) -> str:
@@ -94,17 +94,13 @@ class Matrix:
         self._settings = settings
         folder = resolve(settings.model, cache=cache_root(os.environ))
         self._text, self._mark = TextModel.load(folder), fingerprint(folder)
-        root = domain_root(self._mark, settings.block_size)
         self._jobs: list[Job] = []
         self._longest = 0
         for name in names:
             work = workload(
                 name, seed=settings.seed, chars=settings.chars, requests=settings.requests
             )
-            tokens = [self._text.encode(prompt.text) for prompt in work.prompts]
-            profile = dataset_profile(tokens, settings.block_size, root)
-            longest = profile["longest_prompt_tokens"] + work.max_tokens + 1
-            self._longest = max(self._longest, longest)
+            profile = self.profile(work)
             file = ResultFile(
                 out / result_name(name, settings),
                 name,
@@ -117,6 +113,32 @@ class Matrix:
         self._total = len(self._jobs) * len(settings.modes) * settings.repetitions
         there = (job.file.done(mode) for job in self._jobs for mode in settings.modes)
         self._done = self._skipped = sum(there)
+
+    def profile(self, work: Workload) -> dict[str, Any]:
+        """Return what a workload has to give, and make room for its longest request."""
+        size = self._settings.block_size
+        tokens = [self._text.encode(prompt.text) for prompt in work.prompts]
+        found = dataset_profile(tokens, size, domain_root(self._mark, size))
+        answers = (prompt.max_tokens or work.max_tokens for prompt in work.prompts)
+        longest = max(map(sum, zip(map(len, tokens), answers, strict=True))) + 1
+        self._longest = max(self._longest, longest)
+        return found
+
+    def plan(self, budget_tokens: int) -> Plan:
+        """Return what is started to serve with so much cache a rank."""
+        settings = self._settings
+        return Plan(
+            model=settings.model,
+            device=settings.device,
+            dtype=settings.dtype,
+            block_size=settings.block_size,
+            blocks=max(budget_tokens, self._longest + settings.block_size) // settings.block_size,
+            max_model_len=self._longest,
+            threads=settings.threads,
+            mark=self._mark,
+            text=self._text,
+            options=settings.options,
+        )
 
     async def run(self, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
         """Measure what is lacking; returns the results by workload."""
@@ -134,18 +156,7 @@ class Matrix:
     ) -> None:
         settings = self._settings
         ranks = settings.workers if many else 1
-        plan = Plan(
-            model=settings.model,
-            device=settings.device,
-            dtype=settings.dtype,
-            block_size=settings.block_size,
-            blocks=max(budget, self._longest + settings.block_size) // settings.block_size,
-            max_model_len=self._longest,
-            threads=settings.threads,
-            mark=self._mark,
-            text=self._text,
-            options=settings.options,
-        )
+        plan = self.plan(budget)
         modes = [MODES[name] for name in settings.modes if MODES[name].many is many]
         say(f"starting {ranks} worker{'s' * many} of {plan.blocks} blocks of {plan.block_size}")
         async with served(plan, ranks) as pool:

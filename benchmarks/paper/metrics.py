@@ -98,8 +98,11 @@ def goodput(samples: Sequence[Sample], wall_s: float, sla_ms: float) -> float:
     return sum(good) / wall_s
 
 
-def transfers(plans: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return what became of the transfer plans, from the pool's log."""
+def transfers(
+    plans: Sequence[Mapping[str, str]], refused: Sequence[Mapping[str, str]] = ()
+) -> dict[str, Any]:
+    """Return what became of the transfer plans and why others were not begun, from the logs."""
+    whys = Counter(f"{row['why']}:{' '.join(row['said'].split()[:2])}" for row in refused)
     done = [plan for plan in plans if plan["outcome"] == "finalize"]
     moved = [int(plan["blocks"]) for plan in done]
     freed = [int(plan["freed"]) for plan in done]
@@ -107,6 +110,7 @@ def transfers(plans: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     errors = [abs(int(p["publish_us"]) - float(p["cost_us"])) / 1000 for p in done]
     return {
         "plans": dict(sorted(Counter(f"{p['why']}:{p['outcome']}" for p in plans).items())),
+        "refused": dict(sorted(whys.items())),
         "transfer_blocks": sum(moved),
         "copied_blocks": sum(moved) - sum(freed),
         "released_blocks": sum(freed),
@@ -122,6 +126,7 @@ def trial_figures(
     reuse_phase: str,
     slas_ms: Sequence[float],
     ranks: int,
+    refused: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Return the figures of one trial."""
     wall_s = max(s.last_s for s in samples)
@@ -147,7 +152,7 @@ def trial_figures(
             **latencies(again),
             **reuse(again),
         },
-        "transfers": transfers(plans),
+        "transfers": transfers(plans, refused),
         "lease_routes": sum(s.reason == "placement_lease" for s in samples),
         "busiest_rank_share": max(row["requests"] for row in by_rank) / len(samples),
         "ranks": by_rank,

@@ -59,6 +59,7 @@ def plot_matrix(result: Mapping[str, Any], path: Path) -> bool:
     for axes, (unit, figures) in zip(panels.flat, PANELS, strict=True):
         _bars(axes, result, figures)
         axes.set_ylabel(unit, fontsize=9)
+        axes.set_ylim(0, None if axes.dataLim.height else 1)
     arguments = facts["arguments"]
     figure.suptitle(
         f"{facts['benchmark']}, {arguments['model']}, {arguments['workers']} workers, "
@@ -75,19 +76,26 @@ def plot_load(result: Mapping[str, Any], path: Path) -> bool:
     pyplot = _pyplot()
     if pyplot is None:
         return False
+    found, facts = result["results"], result["metadata"]
+    modes = list(dict.fromkeys(key.partition("@")[0] for key in found))
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for axes, name in zip(panels, ("ttft_ms", "e2e_ms"), strict=True):
-        for (mode, rows), colour in zip(result["results"].items(), COLOURS, strict=False):
-            rates = [row["rate"] for row in rows]
+        for mode, colour in zip(modes, COLOURS, strict=False):
+            rows = [row["summary"] for key, row in found.items() if key.startswith(f"{mode}@")]
+            rows.sort(key=lambda row: row["rate"]["mean"])
+            rates = [row["rate"]["mean"] for row in rows]
             for point, style in (("p50", "-"), ("p90", "--")):
-                values = [row["summary"][f"{name}.{point}"]["mean"] for row in rows]
+                values = [row[f"{name}.{point}"]["mean"] for row in rows]
                 axes.plot(rates, values, style, marker="o", ms=3, color=colour,
                           label=f"{mode}, {point}")  # fmt: skip
         axes.set(xlabel="requests a second", ylabel=f"{name.split('_')[0].upper()}, ms")
         axes.set_yscale("log")
         axes.legend(fontsize=7, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{result['metadata']['benchmark']}: arrivals by Poisson", fontsize=10)
+    arguments = facts["arguments"]
+    figure.suptitle(
+        f"{facts['benchmark']}, {arguments['model']}, {arguments['arrivals']} arrivals", fontsize=10
+    )
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return True

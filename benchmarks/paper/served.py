@@ -116,7 +116,8 @@ class Served:
         """
         await self._empty()
         await self._store.tune(read_constants({**mode.constants, **(constants or {})}))
-        mark = await self._last_plan()
+        keys = self._store.keys
+        marks = [await self._last(stream) for stream in (keys.plan_log, keys.plan_refusals)]
         driver = Driver(
             client=self._client,
             salt=uuid.uuid4().hex[:12],
@@ -135,10 +136,13 @@ class Served:
                     await driver.opened(phase, [at_s - times[0] for at_s in times])
         await self._settled()
         await self._read_routes(driver.samples)
-        rows: Any = await self._redis.xrange(self._store.keys.plan_log, f"({mark}")
-        plans = [{k.decode(): v.decode() for k, v in values.items()} for _, values in rows]
         figures = trial_figures(
-            driver.samples, plans, reuse_phase=work.reuse, slas_ms=slas_ms, ranks=self.ranks
+            driver.samples,
+            await self._since(keys.plan_log, marks[0]),
+            reuse_phase=work.reuse,
+            slas_ms=slas_ms,
+            ranks=self.ranks,
+            refused=await self._since(keys.plan_refusals, marks[1]),
         )
         figures["utilisation"] = usage.figures()
         figures["answers"] = " ".join(sample.digest for sample in driver.samples)
@@ -162,9 +166,13 @@ class Served:
                 while await self._redis.zcard(self._store.keys.plans):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)  # another process's event
 
-    async def _last_plan(self) -> str:
-        rows: Any = await self._redis.xrevrange(self._store.keys.plan_log, count=1)
+    async def _last(self, stream: str) -> str:
+        rows: Any = await self._redis.xrevrange(stream, count=1)
         return rows[0][0].decode() if rows else "0-0"
+
+    async def _since(self, stream: str, mark: str) -> list[dict[str, str]]:
+        rows: Any = await self._redis.xrange(stream, f"({mark}")
+        return [{k.decode(): v.decode() for k, v in values.items()} for _, values in rows]
 
     async def _foretell(self, prompts: Sequence[Prompt], salt: str) -> None:
         """Make what is coming as hot as it will be, and wait while the pool places it."""

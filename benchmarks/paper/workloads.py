@@ -42,10 +42,16 @@ HOT_PRESSURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request before it is sent; `group` is what it shares its beginning with."""
+    """One request before it is sent.
+
+    Attributes:
+        group: what it shares its beginning with.
+        max_tokens: of its answer; 0 for the workload's.
+    """
 
     group: int
     text: str
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

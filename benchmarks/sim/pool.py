@@ -23,10 +23,13 @@ from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.protocol.views import Ended, RouteCall, Routed, read_routed
 from lmpoold.store.lane import Lane
 from lmpoold.store.library import source
-from lmpoold.store.scripts import PoolStore, delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
+from lmpoold.store.scripts import PoolStore
 
 CLOCK_LINE = "local t = call('TIME')"
 VIRTUAL_CLOCK_LINE = "local t = {match(call('GET', P .. 'sim:clock'), '(%d+) (%d+)')}"
+RESERVE_LINE = "c.resv, c.resv_tok = c.resv + need, c.resv_tok + work"
+"""What an ablation without reservations leaves out."""
 START_S = 1_700_000_000
 """Unix time at which every simulation begins."""
 LONG_MS = 7 * 24 * 3_600_000
@@ -36,12 +39,18 @@ LONGEST_QUEUE = 256
 """Calls that wait to be sent together: a message a moment, not one a call."""
 
 
-def virtual_library() -> str:
+def virtual_library(*, reserve: bool = True) -> str:
     """Return the library with its looks at the server's clock turned to the simulator's.
 
-    Raises: ValueError: the library asks for the time in other words.
+    Args:
+        reserve: whether a routed request counts as load before its worker reports it.
+    Raises: ValueError: the library asks for the time, or reserves, in other words.
     """
     text = source()
+    if not reserve:
+        if text.count(RESERVE_LINE) != 1:
+            raise ValueError("the library reserves in other words: adapt RESERVE_LINE")
+        text = text.replace(RESERVE_LINE, "")
     if not 1 <= text.count(CLOCK_LINE) == text.count("'TIME'"):
         raise ValueError("the library asks for the time in other words: adapt CLOCK_LINE")
     return text.replace(CLOCK_LINE, VIRTUAL_CLOCK_LINE)
@@ -93,16 +102,19 @@ class VirtualPool:
             max_model_len=max_model_len,
         )
 
-    async def open(self, ranks: int, blocks: int, constants: Mapping[str, float]) -> None:
+    async def open(
+        self, ranks: int, blocks: int, constants: Mapping[str, float | str], *, reserve: bool = True
+    ) -> None:
         """Describe the pool and let `ranks` workers of `blocks` blocks join.
 
         Args:
             ranks: how many.
             blocks: of each.
             constants: fields of `cfg` that differ from their defaults.
+            reserve: as in `virtual_library`.
         """
         await self.redis.flushall()
-        await self.redis.function_load(virtual_library(), replace=True)
+        await self.redis.function_load(virtual_library(reserve=reserve), replace=True)
         self.set_clock(0.0)
         await self.flush()
         settings = PoolConstants(

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import inf
 from pathlib import Path
 
 from benchmarks.sim.engine import EngineModel
@@ -41,6 +42,8 @@ class Setup:
         constants: fields of `cfg` other than their defaults.
         budget_tokens: of a step, seats: of a worker; as on a GPU.
         longest_run_s: of decode steps between two reports.
+        stale_s: the least time between two reports of a worker; 0 reports each step.
+        reserve: whether the pool counts what it routed before the worker reports it.
     """
 
     router: str
@@ -49,14 +52,18 @@ class Setup:
     policy: ReclaimPolicy
     engine: EngineModel
     seed: int = 0
-    constants: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float | str] = field(default_factory=dict)
     budget_tokens: int = 8192
     seats: int = 256
     longest_run_s: float = 0.25
+    stale_s: float = 0.0
+    reserve: bool = True
 
-    def cfg(self) -> dict[str, float]:
+    def cfg(self) -> dict[str, float | str]:
         """Return the constants as this router sets them."""
-        blind = {"w_prefill": 0.0, "w_reclaim": 0.0} if self.router == "least_load" else {}
+        blind: dict[str, float | str] = (
+            {"w_prefill": 0.0, "w_reclaim": 0.0} if self.router == "least_load" else {}
+        )
         return {**blind, **self.constants}
 
 
@@ -115,7 +122,9 @@ class Simulation:
             for rank in range(setup.workers)
         ]
         self._all = tuple(range(setup.workers))
-        self._decode_weight = {"w_decode": PoolConstants().w_decode, **setup.cfg()}["w_decode"]
+        self._decode_weight = float(setup.cfg().get("w_decode", PoolConstants().w_decode))
+        self._due: list[tuple[float, int]] = []  # when a worker may report again, rank
+        self._may_report_s = [0.0] * setup.workers
         self._events: list[tuple[float, int]] = []  # when a worker's step ends, rank
         self._parked: deque[SimRequest] = deque()
         self._parkings = 0
@@ -124,7 +133,7 @@ class Simulation:
     async def play(self) -> Outcome:
         """Run the trace to its last token."""
         setup, pool = self._setup, self._pool
-        await pool.open(setup.workers, setup.blocks, setup.cfg())
+        await pool.open(setup.workers, setup.blocks, setup.cfg(), reserve=setup.reserve)
         before = await pool.redis.info("cpu")
         begun = time.perf_counter()
         for arrival_s, group in groupby(self._requests, key=lambda request: request.arrival_s):
@@ -132,7 +141,7 @@ class Simulation:
             together = list(group)
             for start in range(0, len(together), ROUTE_BATCH):
                 await self._arrive(together[start : start + ROUTE_BATCH], arrival_s)
-        await self._until(float("inf"))
+        await self._until(inf)
         await self._pool.flush()
         assert not self._parked, f"{len(self._parked)} requests fit no worker"
         wall_s = time.perf_counter() - begun
@@ -155,19 +164,39 @@ class Simulation:
 
     async def _until(self, limit_s: float) -> None:
         """End the steps that end before `limit_s`, in the order of time and rank."""
-        events = self._events
-        while events and events[0][0] < limit_s:
+        events, due = self._events, self._due
+        while True:
+            step_s = events[0][0] if events else inf
+            report_s = due[0][0] if due else inf
+            if min(step_s, report_s) >= limit_s:
+                return
+            if report_s < step_s:
+                now_s, rank = heapq.heappop(due)
+                await self._report(self._workers[rank], now_s)
+                continue
             now_s, rank = heapq.heappop(events)
             worker = self._workers[rank]
             if worker.ends_s != now_s:
                 continue  # the run was cut short meanwhile
             worker.end(now_s)
-            freed = bool(worker.ended)
             worker.begin(now_s)
             self._expect(worker)
-            await self._pool.report(worker, self._decode_weight)
-            if freed and self._parked:
-                await self._unpark(now_s)
+            await self._changed(worker, now_s)
+
+    async def _changed(self, worker: SimWorker, now_s: float) -> None:
+        """Let a worker report, now or as soon as it may again."""
+        rank, stale_s = worker.rank, self._setup.stale_s
+        if not stale_s:
+            await self._report(worker, now_s)
+        elif now_s >= self._may_report_s[rank]:
+            self._may_report_s[rank] = now_s + stale_s
+            heapq.heappush(self._due, (now_s + stale_s, rank))
+
+    async def _report(self, worker: SimWorker, now_s: float) -> None:
+        freed = bool(worker.ended)
+        await self._pool.report(worker, self._decode_weight)
+        if freed and self._parked:
+            await self._unpark(now_s)
 
     async def _arrive(self, requests: Sequence[SimRequest], now_s: float) -> None:
         self._pool.set_clock(now_s)
@@ -205,7 +234,7 @@ class Simulation:
                 worker.take(request, now_s)
             self._expect(worker)
             if idle:
-                await self._pool.report(worker, self._decode_weight)
+                await self._changed(worker, now_s)
 
     def _candidates(self) -> tuple[int, ...]:
         if self._setup.router != "round_robin":

@@ -1,4 +1,4 @@
-"""What an error reply of the functions is raised as."""
+"""What the functions refuse, by the first word of their reply, and what it is raised as."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from lmpoold.protocol.errors import (
     LMPoolError,
     NoCapacity,
     PoolMismatch,
+    PoolUnknown,
     ProtocolError,
+    RankUnknown,
+    RequestsOver,
     Stale,
 )
 
@@ -21,8 +24,9 @@ ERRORS: dict[str, type[LMPoolError]] = {
     "FULL": NoCapacity,
     "HELD": Conflict,
     "MISSING": Conflict,
-    "NOCFG": ConfigError,
-    "NORANK": Conflict,
+    "NOCFG": PoolUnknown,
+    "NORANK": RankUnknown,
+    "OVER": RequestsOver,
     "RANK_TAKEN": Conflict,
     "STAGE_SIZE": Conflict,
     "STALE_EPOCH": Stale,
