@@ -63,7 +63,7 @@ class House:
 
 async def listening(log: Path, said: str = "ready") -> str:
     """Wait until a program has logged `said` with a port; returns the URL."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             for line in log.read_text().splitlines():
                 row = json.loads(line) if line.startswith("{") else {}

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.gateway_house import MODEL, TURN, listening, official
 
 LONG = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_a_caller_that_leaves_mid_stream_cancels_and_the_blocks_are_free(house, client):

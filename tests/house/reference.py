@@ -16,7 +16,7 @@ from lmpoold.protocol import messages
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
 from lmpoold.protocol.explanation import SENTENCES
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
-from lmpoold.protocol.request import FIELDS
+from lmpoold.protocol.request import FIELDS, Real, Whole
 from lmpoold.protocol.roles import ADMIN, ROLES, user_name
 from lmpoold.protocol.transfer import ORDERS, SUCCESSORS, PlanOrder
 from lmpoold.store.library import FUNCTIONS, PARTS
@@ -43,11 +43,11 @@ def table(names: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def _kind(reader: Callable[..., Any]) -> str:
     """What a field's reader takes, in words."""
-    bounds = inspect.getclosurevars(reader).nonlocals
-    if bounds:
-        what = "whole number" if "_integer" in reader.__qualname__ else "number"
-        low, high = (f"{bounds[end]:.20g}" for end in ("low", "high"))
-        return f"{what}, {low} to {high}"
+    match reader:
+        case Whole(low, high):
+            return f"whole number, {low} to {high}"
+        case Real(low, high):
+            return f"number, {low:g} to {high:g}"
     words = {"text": "text", "name": "name", "json": "JSON", "flag": "true or false"}
     words |= {"messages": "JSON list of objects with `role` and `content`"}
     words |= {"tokens": "JSON list of token ids", "stop": "text, or JSON list of texts"}
