@@ -88,9 +88,7 @@ def measure(names: tuple[str, ...], settings: Settings, out: Path, *, fresh: boo
     except ResultError as error:
         raise click.ClickException(str(error)) from None
     for name, result in results.items():
-        profile = result["metadata"]["dataset_profile"]
-        share = profile["token_prefix_share_ratio"]
-        click.echo(f"\n{name}: {profile['total_requests']} requests, {share:.1%} could be shared")
+        click.echo(f"\n{name}")
         click.echo(table(result))
         click.echo(gains(result))
     files = [out / result_name(name, settings) for name in results]
