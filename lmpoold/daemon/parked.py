@@ -18,13 +18,14 @@ POLL_S = 0.25
 
 
 class Parked:
-    """Retries the parked set, nearest deadline first."""
+    """Retries the parked set: by priority, then the nearest deadline."""
 
     def __init__(self, store: PoolStore, blocking: Redis, reader: Reader) -> None:
         """Wait on `blocking`, a client without read timeout."""
         self._store = store
         self._blocking = blocking
         self._reader = reader
+        self._behind = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Retry until `stop`."""
@@ -32,16 +33,23 @@ class Parked:
 
     async def _turn(self) -> None:
         await self._blocking.blpop([self._store.keys.wake], timeout=POLL_S)
-        while await self._retry():
-            pass
+        routed = True
+        while routed:
+            tried, routed = await self._retry(0)
+        # Whoever stands in front may wait for one rank, and somebody behind have room on another:
+        # those are tried too, a batch a turn.
+        self._behind = self._behind + BATCH if tried == BATCH else 0
+        if self._behind:
+            tried, _ = await self._retry(self._behind)
+            self._behind = self._behind if tried else 0
 
-    async def _retry(self) -> bool:
-        """Try one batch; True if something was routed and more may wait."""
+    async def _retry(self, first: int) -> tuple[int, bool]:
+        """Try a batch from a place on; returns how many were there, and whether any was routed."""
         redis, keys = self._store.redis, self._store.keys
-        waiting: list[Any] = await redis.zrange(keys.parked, 0, BATCH - 1)
+        waiting: list[Any] = await redis.zrange(keys.parked, first, first + BATCH - 1)
         ids = [raw.decode() for raw in waiting]
         if not ids:
-            return False
+            return 0, False
         wanted = [f"{request_id}:{part}" for request_id in ids for part in "pta"]
         fields: list[Any] = await redis.hmget(keys.parked_requests, wanted)
         emitted: list[Any] = await redis.mget([keys.emitted(request_id) for request_id in ids])
@@ -50,10 +58,8 @@ class Parked:
             for i, request_id in enumerate(ids)
         ]
         calls = await asyncio.to_thread(self._calls, rows)
-        if not calls:
-            return False
-        routed = await self._store.route(calls)
-        return any(one.outcome != "parked" for one in routed)
+        routed = await self._store.route(calls) if calls else []
+        return len(ids), any(one.outcome != "parked" for one in routed)
 
     def _calls(self, rows: list[tuple[Any, ...]]) -> list[RouteCall]:
         # A row without its fields was taken by another lmpoold between the two reads.

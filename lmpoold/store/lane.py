@@ -39,12 +39,12 @@ class Plain:
         """As `Lane.execute`."""
         return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
 
-    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """As `Lane.together`."""
         async with self._redis.pipeline(transaction=True) as pipe:
             for words in commands:
                 pipe.execute_command(*words)
-            await pipe.execute()
+            return await pipe.execute()
 
 
 class Lane(asyncio.Protocol):
@@ -85,8 +85,8 @@ class Lane(asyncio.Protocol):
             self._drop(ServerLost("the call was cancelled"))
             raise
 
-    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
-        """Run commands as one transaction, in one write.
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Run commands as one transaction, in one write; returns their replies.
 
         Raises: as `execute`; ResponseError of the first one that failed.
         """
@@ -98,6 +98,7 @@ class Lane(asyncio.Protocol):
         for reply in (*replies, *done):
             if isinstance(reply, BaseException):
                 raise reply
+        return done
 
     def _send(
         self, transport: asyncio.WriteTransport, words: tuple[str | bytes | int, ...]

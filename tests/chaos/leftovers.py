@@ -20,6 +20,7 @@ OWNED = (
     "leases",
     "hot",
     "links",
+    "links:refused",
     "plans:log",
     "plans:refused",
     "profile",
@@ -30,6 +31,7 @@ PASSING = (
     r"r:\d+:alive",
     r"r:\d+:boot",
     r"r:\d+:emitted",
+    r"r:\d+:over",
     r"r:\d+:stage:\d+:\d+",
     "req:.+",
     "emitted:.+",
@@ -38,6 +40,7 @@ PASSING = (
     "open:.+",
     "sched:lead",
     "plan:.+",
+    "plans:probed",
 )
 """Keys that must have a time to live."""
 

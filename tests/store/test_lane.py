@@ -148,7 +148,9 @@ async def test_commands_that_go_together_are_one_transaction_among_other_calls(l
     pairs = [lane.together(("SET", "k", n), ("INCR", "k"), ("APPEND", "all", n)) for n in range(9)]
     others = [lane.execute("GET", "k") for _ in range(9)]
     seen = await asyncio.gather(*(one for pair in zip(pairs, others, strict=True) for one in pair))
-    assert {int(reply) for reply in seen if reply is not None} <= set(range(1, 10))
+    together, alone = seen[::2], seen[1::2]
+    assert [(done, int(count)) for done, count, _ in together] == [(b"OK", n + 1) for n in range(9)]
+    assert {int(reply) for reply in alone if reply is not None} <= set(range(1, 10))
     assert await lane.execute("GET", "all") == b"012345678"
 
 

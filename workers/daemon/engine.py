@@ -77,9 +77,9 @@ class Handover:
     Attributes:
         act: gets the handoff and the pool's clock.
         done: called with its result, on this thread.
-        after_steps: wait for the steps under way first. Whatever gives blocks out needs it: a step
-            may still write those of a sequence that was aborted since, and nothing orders that
-            with what a transfer writes.
+        after_steps: wait for the steps under way first, so that what they compute is in the pool.
+            Giving blocks out does not need it: a block is free only when no step under way can
+            touch it any more (`UnderWay`).
     """
 
     act: Callable[[Handoff, float], Any]
@@ -158,6 +158,8 @@ class Engine:
         self._out = _Outbox()
         self._epoch = ""
         self._stalled = False
+        self._moved_s: float | None = None
+        """When it last finished a step or had nothing to do; None while it has nothing."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.failure: BaseException | None = None
 
@@ -174,6 +176,11 @@ class Engine:
         """Wait for the thread after Stop; False if it still runs."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def stuck_s(self, now_s: float) -> float:
+        """Return for how long it has had work and finished no step of it; from any thread."""
+        moved_s = self._moved_s
+        return 0.0 if moved_s is None else max(0.0, now_s - moved_s)
 
     @property
     def alive(self) -> bool:
@@ -200,7 +207,7 @@ class Engine:
         """Carry out what is queued; wait for the first only when idle. False on Stop."""
         wait_s: float | None = 0.0
         if not self._busy:
-            wait_s = None
+            wait_s = self._moved_s = None
         elif self._stalled:
             wait_s = STALL_S
         while True:
@@ -209,6 +216,8 @@ class Engine:
             except queue.Empty:
                 return True
             wait_s = 0.0
+            if self._moved_s is None:
+                self._moved_s = time.monotonic()
             match command:
                 case Add(dispatch):
                     self._add(dispatch)
@@ -297,7 +306,7 @@ class Engine:
     def _take_in(self) -> None:
         batch, launched_s = self._under_way.popleft()
         sampled = self._plant.collect()
-        now_s = time.monotonic()
+        self._moved_s = now_s = time.monotonic()
         self._learn(batch, now_s - max(launched_s, self._collected_s))
         self._collected_s = now_s
         results = self._scheduler.complete(batch, sampled.tokens, now_s)
