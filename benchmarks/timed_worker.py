@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,7 @@ def main(size: int, out: Path, device: str, **options: Any) -> None:
     def build(pool: Pool, progress: Callable[[str, int, int], None]) -> Equipment:
         equipment = build_equipment(config, pool, progress)
         timed.append(TimedPlant(equipment.plant, size, out))
-        return Equipment(
-            plant=timed[0],
-            vocabulary=equipment.vocabulary,
-            stop_ids=equipment.stop_ids,
-            fingerprint=equipment.fingerprint,
-            identity=equipment.identity,
-            blocks=equipment.blocks,
-        )
+        return replace(equipment, plant=timed[0])
 
     uvloop.run(serve(config, build))
     for one in timed:

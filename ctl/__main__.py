@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from ctl.commands.calibrate import calibrate
 from ctl.commands.cancel import cancel
 from ctl.commands.config import config
 from ctl.commands.demo import demo
@@ -68,6 +69,7 @@ COMMANDS = (
     drain,
     config,
     topology,
+    calibrate,
     pulse,
     redis,
 )

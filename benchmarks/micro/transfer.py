@@ -1,4 +1,4 @@
-"""Moving blocks between two GPUs: byte equality, time, interference, a peer's death.
+"""Moving blocks between two GPUs: byte equality, time, interference, deaths, whole plans.
 
 Run on a machine with two GPUs: `python -m benchmarks.micro.transfer --out transfer.json`. Two
 processes hold pools of the Qwen3-0.6B shape and move random blocks of random content. `ms` are
@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from benchmarks.micro import dispatch
 from benchmarks.micro.transfer_pair import SidePair, SideProcess
 from lmpoold.protocol.errors import ConfigError
 from lmpoold.shell.links import read_topology
@@ -30,6 +31,8 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 POOL_BLOCKS = 256
 BUSY_BLOCKS = 32
 LOAD_S = 1.5
+DISPATCH_BLOCKS = 8
+DISPATCH_PLANS = 60
 WAYS = ("peer", "nccl", "nccl:max_ctas=8", "nccl:max_ctas=4")
 RAW_MB = (29.36, 234.9, 939.5, 3758.1)
 
@@ -146,6 +149,19 @@ class Run:
                 flush=True,
             )
 
+    async def dispatch(self) -> None:
+        """A pool of its own on the two GPUs: plans of 8 blocks, from dispatch to publish."""
+        if self.pair is not None:
+            await self.pair.end()
+            self.pair = None
+        found = await dispatch.measure("cuda", "auto", 256, DISPATCH_BLOCKS, DISPATCH_PLANS)
+        dispatch.show(found)
+        self.found["dispatch"] = found
+        self.found["dispatch_to_publish_ms"] = {
+            "blocks": DISPATCH_BLOCKS,
+            **found["dispatch_to_publish_ms"],
+        }
+
     async def interference(self, way: str) -> None:
         """A decode step on each side, alone and beside moves without a pause."""
         pair = await self.sides()
@@ -261,6 +277,7 @@ async def measure(out: Path | None, revision: str, rounds: int, only: tuple[str,
         for way in ("peer", "nccl:max_ctas=8")
         for victim in (0, 1)
     ]
+    sections.append(("dispatch", 180, run.dispatch))
     for name, limit_s, work in sections:
         if not only or name.startswith(only):
             await run.section(name, limit_s, work)

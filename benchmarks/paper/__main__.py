@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,20 @@ def replay(trace: Path, rates: tuple[float, ...], shrink: int, cache_tokens: int
     measure_and_draw(
         work, settings, rates, path, lambda rate, _: at_rate(times_s, rate), about, fresh=fresh
     )
+
+
+@main.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+def show(files: tuple[Path, ...]) -> None:
+    """Print the tables of results that are there, and draw them again."""
+    for file in files:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        facts = result["metadata"]
+        click.echo(f"{file.stem}: {facts['revision'][:7]}, {facts['command']}")
+        click.echo(table(result))
+        click.echo(gains(result))
+        draw = plot_load if "rates" in facts["arguments"] else plot_matrix
+        draw(result, file.with_suffix(".png"))
 
 
 main.add_command(transfer_sweep, "kv-transfer")

@@ -57,7 +57,8 @@ class CostModel:
 
     Attributes:
         profile: calibrated, or an empty one.
-        interference: how much longer bytes travel while both ranks compute.
+        interference: how much longer bytes travel while both ranks compute, where the profile
+            does not say.
         observed: by pair and bucket.
     """
 
@@ -69,7 +70,8 @@ class CostModel:
         """Return what calibration, or a guess, says a plan takes."""
         curve = self.profile.curves.get(pair) or GUESSES.get(way, GUESSES["gloo"])
         residual = self.profile.residual(pair, blocks)
-        return self.interference * curve.at(blocks * self.profile.block_bytes) + (
+        slowing = self.profile.slowing.get(pair, self.interference)
+        return slowing * curve.at(blocks * self.profile.block_bytes) + (
             RESIDUAL_GUESS_US if residual is None else residual
         )
 

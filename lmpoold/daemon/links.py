@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from lmpoold.core.cost import CostModel
-from lmpoold.core.neighbours import linked
+from lmpoold.core.neighbours import NoLink, linked
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.profile import Pair, Profile, write_pair
 from lmpoold.store.plans import PlanStore
@@ -36,6 +37,7 @@ class LinkKeeper:
         self._read_up_to = "0-0"
         self._profile_text: bytes | None = None
         self._written: dict[str, str] = {}
+        self._refused: dict[str, str] | None = None
         self._turned_s = 0.0
         self.model: CostModel | None = None
         self.ways: dict[Pair, str] = {}
@@ -59,8 +61,10 @@ class LinkKeeper:
         rows = await self._plans.store.ranks()
         ranks = [row.rank for row in rows if row.state in ("up", "drain")]
         facts = {rank: await self._plans.rank_facts(rank) for rank in ranks}
-        self.ways = linked(facts, cfg.get("pairs", ""))
+        links = linked(facts, cfg.get("pairs", ""))
+        self.ways = dict(links.ways)
         await self._write(now_s)
+        await self._refuse(links.refused)
 
     async def _read_profile(self, block_bytes: int) -> None:
         """Take the calibrated profile if it is new; one of other blocks is refused, aloud."""
@@ -103,17 +107,33 @@ class LinkKeeper:
 
     async def _write(self, now_s: float) -> None:
         assert self.model is not None, "read before"
-        redis, key = self._plans.store.redis, self._plans.store.keys.links
-        lines: dict[Any, Any] = {
+        lines = {
             write_pair(pair): str(self.model.line(pair, way, now_s))
             for pair, way in self.ways.items()
         }
         if lines == self._written:
             return
+        await self._replace(self._plans.store.keys.links, lines)
+        self._written = lines
+
+    async def _refuse(self, refused: Mapping[Pair, NoLink]) -> None:
+        """Let people know which ranks have no link, and why."""
+        lines = {write_pair(pair): no_link.reason for pair, no_link in refused.items()}
+        if lines == self._refused:
+            return
+        for name, reason in lines.items():
+            if self._refused is None or self._refused.get(name) != reason:
+                log.info("no link", extra={"ranks": name, "why": reason})
+        await self._replace(self._plans.store.keys.no_links, lines)
+        self._refused = lines
+
+    async def _replace(self, key: str, lines: Mapping[str, str]) -> None:
+        """Make a hash hold these fields and no others."""
+        redis = self._plans.store.redis
         stored: Any = await redis.hkeys(key)
         gone = [name for name in stored if name.decode() not in lines]
-        if lines:
-            await redis.hset(key, mapping=lines)
+        written: Any = dict(lines)
+        if written:
+            await redis.hset(key, mapping=written)
         if gone:
             await redis.hdel(key, *gone)
-        self._written = lines

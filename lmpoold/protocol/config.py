@@ -120,7 +120,8 @@ class PoolConstants:
     """How long such a lease lasts."""
 
     pairs: str = ""
-    """Ranks with a direct link, as "0-1,2-3": each other's neighbours."""
+    """Ranks with a direct link, as "0-1,2-3": each other's neighbours. For moving blocks it takes
+    the place of what the workers say of their GPUs."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

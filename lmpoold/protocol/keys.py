@@ -90,9 +90,19 @@ class Keyspace:
         return self.prefix + "plans:refused"
 
     @property
+    def probe_log(self) -> str:
+        """STREAM of settled plans that measured a link, with their figures."""
+        return self.prefix + "plans:probed"
+
+    @property
     def links(self) -> str:
         """HASH `source>destination` -> what moving blocks costs on that link."""
         return self.prefix + "links"
+
+    @property
+    def no_links(self) -> str:
+        """HASH `low>high` -> why two ranks that live have no link."""
+        return self.prefix + "links:refused"
 
     @property
     def hot(self) -> str:

@@ -67,11 +67,14 @@ class Profile:
         block_bytes: of the K/V it was measured with; another geometry makes it void.
         curves: by pair.
         residuals: by pair and bucket, microseconds.
+        slowing: by pair, how much longer bytes travel while both ranks compute, >= 1; of pairs
+            that could be measured so.
     """
 
     block_bytes: int
     curves: Mapping[Pair, Curve] = field(default_factory=dict)
     residuals: Mapping[Pair, Mapping[int, float]] = field(default_factory=dict)
+    slowing: Mapping[Pair, float] = field(default_factory=dict)
 
     def residual(self, pair: Pair, blocks: int) -> float | None:
         """Return the residual of the nearest bucket measured, not below a smaller one's."""
@@ -88,6 +91,7 @@ class Profile:
             "block_bytes": self.block_bytes,
             "curves": {write_pair(pair): curve.points for pair, curve in self.curves.items()},
             "residuals": {write_pair(pair): dict(row) for pair, row in self.residuals.items()},
+            "slowing": {write_pair(pair): factor for pair, factor in self.slowing.items()},
         }
         return json.dumps(row, separators=(",", ":"))
 
@@ -104,7 +108,15 @@ class Profile:
                 read_pair(pair): {int(size): float(us) for size, us in measured.items()}
                 for pair, measured in row["residuals"].items()
             }
-            return cls(block_bytes=int(row["block_bytes"]), curves=curves, residuals=residuals)
+            slowing = {
+                read_pair(pair): float(factor) for pair, factor in row.get("slowing", {}).items()
+            }
+            return cls(
+                block_bytes=int(row["block_bytes"]),
+                curves=curves,
+                residuals=residuals,
+                slowing=slowing,
+            )
         except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
             raise DecodeError(f"not a transfer profile: {error}") from None
 

@@ -166,6 +166,26 @@ def neighbour_ordinals(topology: Topology, seen: Sequence[int]) -> Mapping[int, 
     }
 
 
+def place_of(topology: Topology, seen: Sequence[int], ordinal: int) -> dict[str, str]:
+    """Return what a worker says of its GPU's place: `gpu`, its name, and `near`, by comma.
+
+    The names mean the same to every process of the host: UUIDs, or indices where none are known.
+
+    Args:
+        topology: of the host.
+        seen: from `visible`.
+        ordinal: the GPU as this process counts.
+    Raises: ConfigError: the process does not see so many.
+    """
+    if not 0 <= ordinal < len(seen):
+        raise ConfigError(
+            f"cuda:{ordinal} is none of the {len(seen)} GPUs that CUDA_VISIBLE_DEVICES leaves"
+        )
+    names = {gpu.index: gpu.uuid or f"#{gpu.index}" for gpu in topology.gpus}
+    near = sorted(names[index] for index in topology.neighbours(seen[ordinal]) if index in names)
+    return {"gpu": names[seen[ordinal]], "near": ",".join(near)}
+
+
 def connected_ranks(topology: Topology, gpu_of: Mapping[int, int]) -> Iterable[tuple[int, int]]:
     """Yield the pairs of ranks whose GPUs are connected, lower rank first.
 

@@ -57,11 +57,15 @@ class Mode(StrEnum):
 
 
 class Why(StrEnum):
-    """Which of the three uses asked for a plan."""
+    """Which of the three uses asked for a plan, or that it only measures the link.
+
+    A plan that measures has no chain: both sides take scratch blocks, and nothing becomes visible.
+    """
 
     FETCH = "fetch"
     FOREGROUND = "foreground"
     BACKGROUND = "background"
+    CALIBRATE = "calibrate"
 
 
 class Role(StrEnum):
@@ -122,7 +126,7 @@ class PlanOrder:
         hashes: (prepare) the chain, root first.
         first: depth of the first block that travels; (prepare) as the page table has it.
         keep: (prepare, of a move) depth up to which the source keeps its blocks.
-        count: (execute) depth behind the last block that travels.
+        count: depth behind the last block that travels; (prepare) as the page table has it.
         limit_ms: how long the phase may take from now on.
         refs: (execute) the peer's blocks for the depths from `first` to below `count`.
         tokens: (execute, to the destination) the token ids of those blocks, parted by blanks.

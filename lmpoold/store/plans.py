@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmpoold.protocol.errors import PoolMismatch
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.messages import encode_tokens
+from lmpoold.protocol.profile import Pair, Profile, read_pair
 from lmpoold.protocol.transfer import (
     BlockRef,
     Mode,
@@ -70,8 +72,25 @@ class PlanStore:
             round(cost_us),
             keep,
         )
-        text: str = reply.decode()
-        return text.removeprefix("refused ") if text.startswith("refused ") else Phase(text)
+        return _begun(reply)
+
+    async def probe(
+        self, plan: str, source: int, destination: int, blocks: int, *, serving: bool
+    ) -> Phase | str:
+        """Begin a plan that moves scratch blocks, to measure a link.
+
+        Args:
+            plan: its id, never used before.
+            source: rank that sends.
+            destination: rank that receives.
+            blocks: how many, > 0.
+            serving: begin only while both ranks compute; else only while neither does.
+        Returns: the plan's phase, or the word that says why it was not begun: `down`, `plans`,
+            `serving`, `idle` or `no_room`.
+        """
+        state = "serving" if serving else "idle"
+        reply = await self.store.call("plan_probe", plan, source, destination, blocks, state)
+        return _begun(reply)
 
     async def pinned(
         self,
@@ -138,6 +157,50 @@ class PlanStore:
         rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_refusals, count=most)
         return [_text(values) for _, values in rows]
 
+    async def probed(self, after: str, block_ms: int) -> list[tuple[str, dict[str, str]]]:
+        """Return settled plans that measured a link: (entry, figures), waiting for the first.
+
+        Args:
+            after: entry behind which to read.
+            block_ms: how long to wait.
+        """
+        key = self.store.keys.probe_log
+        reply: Any = await self.store.redis.xread({key: after}, block=block_ms)
+        return [(entry.decode(), _text(values)) for _, rows in reply for entry, values in rows]
+
+    async def last_probed(self) -> str:
+        """Return the entry of the last plan that measured a link, "0-0" if there is none."""
+        rows: Any = await self.store.redis.xrevrange(self.store.keys.probe_log, count=1)
+        return rows[0][0].decode() if rows else "0-0"
+
+    async def linked(self) -> list[Pair]:
+        """Return the ordered pairs that can move blocks, as the leader last wrote them."""
+        raw: Any = await self.store.redis.hkeys(self.store.keys.links)
+        return sorted(read_pair(name.decode()) for name in raw)
+
+    async def not_linked(self) -> dict[Pair, str]:
+        """Return the pairs of living ranks without a link, lower rank first, and why."""
+        raw: Any = await self.store.redis.hgetall(self.store.keys.no_links)
+        return {read_pair(name): reason for name, reason in _text(raw).items()}
+
+    async def profile(self) -> Profile | None:
+        """Return what calibration stored, None if nothing; DecodeError if it cannot be read."""
+        raw: Any = await self.store.redis.get(self.store.keys.profile)
+        return None if raw is None else Profile.decode(raw)
+
+    async def keep_profile(self, profile: Profile) -> None:
+        """Store what calibration measured; the leader takes it up within a second or two.
+
+        Raises: PoolMismatch: the pool's blocks are others by now.
+        """
+        held = int((await self.store.cfg()).get("kv_block_bytes", "0"))
+        if held != profile.block_bytes:
+            raise PoolMismatch(
+                f"measured with blocks of {profile.block_bytes} bytes, the pool's have {held}: "
+                "run lmpoolctl calibrate again"
+            )
+        await self.store.redis.set(self.store.keys.profile, profile.encode())
+
     async def refuse(self, why: Why, what: str, said: str) -> None:
         """Keep that a plan was weighed and not begun, with its numbers."""
         row: Any = {"why": why.value, "for": what, "said": said}
@@ -153,6 +216,11 @@ class PlanStore:
         """Return what a rank's worker says of itself, empty for a rank that never joined."""
         raw: Any = await self.store.redis.hgetall(self.store.keys.rank_facts(rank))
         return _text(raw)
+
+
+def _begun(reply: bytes) -> Phase | str:
+    text = reply.decode()
+    return text.removeprefix("refused ") if text.startswith("refused ") else Phase(text)
 
 
 def _text(raw: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -20,6 +20,7 @@ OWNED = (
     "leases",
     "hot",
     "links",
+    "links:refused",
     "plans:log",
     "plans:refused",
     "profile",
@@ -39,6 +40,7 @@ PASSING = (
     "open:.+",
     "sched:lead",
     "plan:.+",
+    "plans:probed",
 )
 """Keys that must have a time to live."""
 

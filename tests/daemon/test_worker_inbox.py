@@ -44,7 +44,7 @@ async def test_a_request_that_ended_before_a_lost_connection_is_not_taken_in_aga
     await reader.inbox.turn()
     read = Inbox.read
 
-    async def broken(self, count, block_ms):
+    async def broken(self, count, block_ms, done=()):
         raise ServerLost("gone")
 
     # The engine has ended "a"; its report is still on the way when the connection breaks.
@@ -76,18 +76,44 @@ async def test_what_could_not_be_acknowledged_is_acknowledged_later(
     await pool.ask("a", PROMPT)
     await pool.store.cancel("a")
 
-    async def broken(*args):
-        raise ServerLost("gone")
+    await reader.inbox.turn()
+    lane = reader.stream._lane
+    execute, refused = lane.execute, []
+
+    async def broken(*words):
+        if words[0] == "XACK":
+            refused.append(words)
+            raise ServerLost("gone")
+        return await execute(*words)
 
     with monkeypatch.context() as patch:
-        patch.setattr(redis, "xack", broken)
+        patch.setattr(lane, "execute", broken)
         with pytest.raises(ServerLost):
             await reader.inbox.turn()
+    assert refused
     await pool.ask("b", PROMPT)
     await reader.inbox.turn()
     assert [message.id for message in await pool.inbox(0)] == ["a", "b"]
     pending = await redis.xpending(pool.store.keys.worker(0), epoch)
     assert pending["pending"] == 2
+
+
+async def test_what_is_dealt_with_goes_before_the_next_entry_is_waited_for(pool, redis, lane_over):
+    """Nothing that was read stays behind a read that blocks."""
+    epoch = await pool.join(0)
+    reader = Reader(pool, epoch, lane_over(redis))
+    await pool.ask("a", PROMPT)
+    await pool.store.cancel("a")
+    await reader.inbox.turn()
+    waiting = asyncio.create_task(reader.inbox.turn())
+    stream = pool.store.keys.worker(0)
+    async with asyncio.timeout(0.5):  # the read itself waits for a second
+        while await redis.xlen(stream) != 1:
+            await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await pool.ask("b", PROMPT)
+    await waiting
+    assert reader.added() == ["a", "b"]
 
 
 async def test_the_next_owner_of_a_rank_gets_what_a_zombie_of_the_last_one_waits_for(

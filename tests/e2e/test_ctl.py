@@ -27,6 +27,8 @@ COMMANDS = [
     "drain",
     "config",
     "topology",
+    "calibrate",
+    "pulse",
     "redis",
 ]
 NAME = PrefixHash("0123456789abcdef" * 2)
@@ -109,6 +111,7 @@ def test_the_front_help_names_every_command():
         ["config set", "w_hop=1"],
         ["submit", "hi"],
         ["redis", "PING"],
+        ["calibrate"],
     ],
 )
 def test_a_server_that_does_not_answer_is_exit_3_and_one_line_with_the_cure(words, tmp_path):

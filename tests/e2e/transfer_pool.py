@@ -1,4 +1,4 @@
-"""Two real workers that move blocks between them, and what tests do to them."""
+"""Real workers that move blocks between them, and what tests do to them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from lmpoold.client import PoolClient
+from lmpoold.protocol.errors import Conflict
 from lmpoold.protocol.hashing import chain_hashes
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.transfer import Mode, Phase, Why
@@ -53,10 +54,11 @@ def prompt(number: int, blocks: int = 8) -> list[int]:
 
 
 class Pair:
-    """A server, an lmpoold and two workers."""
+    """A server, an lmpoold and two workers, or more."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 2) -> None:
         self.folder = folder
+        self.ranks = range(workers)
         self.server = EmbeddedServer(folder / "s")
         self.children: dict[str, Child] = {}
         self.forge = Forge(CHILD_ENVIRON)
@@ -68,7 +70,7 @@ class Pair:
         self.plans = PlanStore(self.store)
         self.client = await PoolClient(self.server.url).__aenter__()
         self.start_daemon()
-        for rank in (0, 1):
+        for rank in self.ranks:
             self.start_worker(rank)
         await self.until_up()
 
@@ -106,8 +108,8 @@ class Pair:
         await self.until_up()
 
     async def until_up(self, within_s: float = 150.0) -> None:
-        """Wait until both ranks are held by the processes that run now."""
-        pids = {str(self.children[f"worker{rank}"].pid) for rank in (0, 1)}
+        """Wait until every rank is held by the process that runs now."""
+        pids = {str(self.children[f"worker{rank}"].pid) for rank in self.ranks}
         async with asyncio.timeout(within_s):
             while {row.pid for row in await self.store.ranks() if row.state == "up"} != pids:
                 assert not (dead := self.dead()), f"{dead} ended:\n{self.logs(dead[0])}"
@@ -118,16 +120,24 @@ class Pair:
 
     async def ask(self, rank: int | None, tokens, count: int = 10):
         """Answer a prompt on one rank, or wherever route sends it."""
-        for each in (0, 1) if rank is not None else ():
-            await self.store.drain(each, draining=each != rank)
+        for each in self.ranks if rank is not None else ():
+            await self._drain(each, draining=each != rank)
         try:
             return await asyncio.wait_for(
                 self.client.generate(tokens=list(tokens), max_tokens=count, ignore_eos=True), 60
             )
         finally:
-            for each in (0, 1) if rank is not None else ():
+            for each in self.ranks if rank is not None else ():
                 with contextlib.suppress(Exception):
                     await self.store.drain(each, draining=False)
+
+    async def _drain(self, rank: int, *, draining: bool, within_s: float = 30.0) -> None:
+        """As soon as the rank is up: one that was late with a heartbeat joins again."""
+        async with asyncio.timeout(within_s):
+            while True:
+                with contextlib.suppress(Conflict):
+                    return await self.store.drain(rank, draining=draining)
+                await asyncio.sleep(0.05)
 
     async def chain(self, tokens):
         cfg = await self.store.cfg()
@@ -182,9 +192,9 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def running_pair(folder: Path) -> AsyncIterator[Pair]:
-    """Run a pair until the block ends."""
-    pair = Pair(folder)
+async def running_pair(folder: Path, workers: int = 2) -> AsyncIterator[Pair]:
+    """Run a pair, or more workers, until the block ends."""
+    pair = Pair(folder, workers)
     try:
         await pair.start()
         yield pair

@@ -60,6 +60,35 @@ async def test_a_rank_without_a_way_is_not_linked(pool, keeper):
     assert await line(pool, "0>2") is None
 
 
+async def test_links_follow_from_what_workers_say_of_their_gpus(pool, keeper, caplog):
+    for rank, near in enumerate(["B", "A", "D", "C"]):
+        await pool.join(rank, held=pool.epochs.get(rank, ""))
+        place = {"device": "cuda:0", "way": "auto", "gpu": "ABCD"[rank], "near": near}
+        await say(pool, rank, **place)
+    await keeper.turn("t")
+    plans = PlanStore(pool.store)
+    assert await plans.linked() == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    refused = await plans.not_linked()
+    assert set(refused) == {(0, 2), (0, 3), (1, 2), (1, 3)}
+    assert "GPUs A and C have no direct link" in refused[0, 2]
+    await pool.set(pairs="0-2")
+    await keeper.turn("t")
+    assert await plans.linked() == [(0, 2), (2, 0)]
+    assert "leave them out" in (await plans.not_linked())[0, 1]
+
+
+async def test_two_hosts_are_not_linked_and_the_reason_goes_when_they_are(pool, keeper):
+    plans = PlanStore(pool.store)
+    await say(pool, 1, host="there")
+    await keeper.turn("t")
+    assert await plans.linked() == []
+    assert "on hosts here and there" in (await plans.not_linked())[0, 1]
+    await say(pool, 1, host="here")
+    await keeper.turn("t")
+    assert await plans.linked() == [(0, 1), (1, 0)]
+    assert await plans.not_linked() == {}
+
+
 async def test_a_calibrated_link_costs_what_was_measured(pool, keeper):
     await calibrated(pool, IDENTITY.kv_block_bytes)
     await keeper.turn("t")

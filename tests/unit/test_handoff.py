@@ -185,3 +185,22 @@ def test_a_source_keeps_what_it_was_told_to():
     handoff.pin("p", CHAIN, 0)
     assert handoff.release("p", moved=True, keep=3) == 1
     assert handoff.pool.resident(CHAIN)[0] == 3
+
+
+def test_scratch_is_taken_from_half_of_the_free_blocks_and_nothing_cached_goes():
+    handoff = holding(8, TOKENS)  # four cached, four free
+    before = handoff.pool.snapshot()
+    assert handoff.scratch("p", 3, source=True) == Refusal("no_room")
+    source = handoff.scratch("q", 2, source=True)
+    assert isinstance(source, Pinned)
+    assert (source.first, source.count, source.tokens, len(source.refs)) == (0, 2, (), 2)
+    assert handoff.scratch("q", 2, source=True) is source
+    destination = handoff.scratch("r", 1, source=False)
+    assert isinstance(destination, Reserved)
+    assert not {ref.block for ref in source.refs} & {ref.block for ref in destination.refs}
+    handoff.check()
+    handoff.pool.check()
+    assert handoff.release("q", moved=False) == 0
+    handoff.settle("r")
+    assert (handoff.pool.free, handoff.pool.snapshot()) == (4, before)
+    assert handoff.pool.drain_changes().dels == ()

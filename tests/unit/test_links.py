@@ -6,6 +6,7 @@ from lmpoold.protocol.errors import ConfigError
 from lmpoold.protocol.topology import Connection
 from lmpoold.shell.links import read_smi, read_topology
 from tests.unit.test_topology import TWO_H200
+from workers.daemon.place import gpu_place
 
 
 @pytest.fixture
@@ -37,3 +38,17 @@ def test_its_failure_is_told_in_its_own_words(smi):
 def test_pairs_by_hand_ask_nobody(smi):
     smi("exit 1")
     assert read_topology("0-1").source == "pairs"
+
+
+def test_a_worker_tells_the_pool_its_gpus_place(smi, tmp_path, monkeypatch):
+    (tmp_path / "matrix").write_text(TWO_H200)
+    smi(f"cat {tmp_path}/matrix")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert gpu_place("cuda:0") == {"gpu": "#1", "near": "#0"}
+    assert gpu_place("cpu") == {}
+
+
+def test_where_nobody_can_say_it_says_nothing(smi, caplog):
+    smi("exit 1")
+    assert gpu_place("cuda:0") == {}
+    assert "direct links are not known" in caplog.text

@@ -13,6 +13,7 @@ from lmpoold.protocol.topology import (
     neighbour_ordinals,
     parse_matrix,
     parse_pairs,
+    place_of,
     visible,
 )
 
@@ -110,6 +111,21 @@ def test_no_text_makes_the_parser_crash(text):
         parse_matrix(text)
     except ConfigError:
         return
+
+
+def test_a_worker_names_its_gpu_and_its_neighbours_as_every_process_of_the_host_does():
+    gpus = tuple(Gpu(at, f"GPU-{at}") for at in range(4))
+    box = Topology("nvml", gpus, parse_matrix(FOUR_3090).connections)
+    seen = visible(gpus, "3,GPU-2,1")
+    assert place_of(box, seen, 0) == {"gpu": "GPU-3", "near": "GPU-2"}
+    assert place_of(box, seen, 2) == {"gpu": "GPU-1", "near": "GPU-0"}, "though it sees no GPU 0"
+    with pytest.raises(ConfigError, match="cuda:3 is none of the 3 GPUs"):
+        place_of(box, seen, 3)
+
+
+def test_without_uuids_gpus_are_named_by_their_index():
+    box = parse_matrix(FOUR_3090)
+    assert place_of(box, visible(box.gpus, "2,3"), 1) == {"gpu": "#3", "near": "#2"}
 
 
 def test_pairs_by_hand():

@@ -9,6 +9,8 @@ the received blocks will have their parents. Each plan is held once and let go o
     release   (source) unpin; of a moved chain also free the suffix that nobody else uses
     settle    (either) as if the plan had never been: nothing becomes visible
 
+A plan that measures a link holds *scratch*: reserved blocks on both sides, which never get names.
+
 A block is named by its id and its generation: a reserved block that went free and was given out
 again, or a pinned one that was reclaimed, would show another generation. `check` asserts that
 none ever does.
@@ -139,6 +141,27 @@ class Handoff:
             return Refusal("no_room")
         answer = Reserved(first, self._refs(fresh))
         self._hold(plan, hashes, pinned, fresh, answer)
+        return answer
+
+    def scratch(self, plan: str, count: int, *, source: bool) -> Pinned | Reserved | Refusal:
+        """Take blocks without a name, to measure a link with; again, the same answer.
+
+        Only free blocks are taken, half of them at most: nothing cached gives way, and whoever
+        needs a block meanwhile finds one.
+
+        Args:
+            plan: its id.
+            count: how many, > 0.
+            source: whether they are sent or received into.
+        """
+        if (side := self._sides.get(plan)) is not None:
+            return side.answer
+        taken = self.pool.allocate(count) if 2 * count <= self.pool.free else None
+        if taken is None:
+            return Refusal("no_room")
+        refs = self._refs(taken)
+        answer = Pinned(0, count, PrefixHash(""), refs, ()) if source else Reserved(0, refs)
+        self._hold(plan, (), [], taken, answer)
         return answer
 
     def publish(

@@ -12,6 +12,7 @@ from lmpoold.text.tokenizer import TextModel
 from workers.core.detokenise import byte_tokens
 from workers.daemon.answers import Vocabulary
 from workers.daemon.membership import Pool, identity
+from workers.daemon.place import gpu_place
 from workers.daemon.plant import PlantConfig, build_plant
 from workers.daemon.serve import Equipment
 from workers.daemon.settings import WorkerConfig
@@ -71,6 +72,7 @@ def build_equipment(
         ),
         blocks=kv.num_blocks,
         transport=_transport(config, kv),
+        place=gpu_place(config.device),
     )
 
 

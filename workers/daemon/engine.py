@@ -77,9 +77,9 @@ class Handover:
     Attributes:
         act: gets the handoff and the pool's clock.
         done: called with its result, on this thread.
-        after_steps: wait for the steps under way first. Whatever gives blocks out needs it: a step
-            may still write those of a sequence that was aborted since, and nothing orders that
-            with what a transfer writes.
+        after_steps: wait for the steps under way first, so that what they compute is in the pool.
+            Giving blocks out does not need it: a block is free only when no step under way can
+            touch it any more (`UnderWay`).
     """
 
     act: Callable[[Handoff, float], Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -59,8 +58,9 @@ class WorkerInbox:
         if self._after_loss:
             await self._take(await self._inbox.pending(BATCH * 1000), doubtful=True)
         self._after_loss = True
-        entries = await self._inbox.read(BATCH, BLOCK_MS)
-        self._after_loss = False
+        # What is dealt with goes with the next read: an order that follows waits for nothing.
+        entries = await self._inbox.read(BATCH, BLOCK_MS, self._done)
+        self._after_loss, self._done = False, []
         await self._take(entries)
 
     async def _take(self, entries: list[Entry], *, doubtful: bool = False) -> None:
@@ -101,20 +101,8 @@ class WorkerInbox:
                     if self._transfers is not None:
                         self._transfers.take(message)
                     self._done.append(message.entry)
-        await self._acknowledge()
 
     def _add(self, dispatch: Dispatch) -> None:
         """Give a request to the engine, now or when the plan that brings its prefix is over."""
         if self._transfers is None or not dispatch.plan or not self._transfers.hold(dispatch):
             self._tell(Add(dispatch))
-
-    async def _acknowledge(self) -> None:
-        """Take entries that are dealt with off the stream; after a lost call, again."""
-        if not self._done:
-            return
-        stream, done = self._store.keys.worker(self._rank), self._done
-        await asyncio.gather(
-            self._store.redis.xack(stream, self._epoch, *done),
-            self._store.redis.xdel(stream, *done),
-        )
-        self._done = []

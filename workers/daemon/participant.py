@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from lmpoold.protocol.backoff import decide_wait
 from lmpoold.protocol.errors import Conflict, Stale, TransferFailed
 from lmpoold.protocol.messages import decode_tokens
-from lmpoold.protocol.transfer import SETTLED, Mode, Phase, PlanOrder, Role
+from lmpoold.protocol.transfer import SETTLED, Mode, Phase, PlanOrder, Role, Why
 from lmpoold.shell.steady import LOST, is_lost
 from lmpoold.store.plans import PlanStore
 from workers.core.handoff import Handoff, Pinned, Refusal, Reserved, names_agree
@@ -40,8 +40,6 @@ class EpochOver(Exception):
 async def handed_over(
     tell: Callable[[Command], None],
     act: Callable[[Handoff, float], T],
-    *,
-    after_steps: bool = False,
 ) -> T:
     """Have the engine's thread do something to the pool between two steps; see `Handover`."""
     loop = asyncio.get_running_loop()
@@ -54,7 +52,7 @@ async def handed_over(
     def done(value: T) -> None:
         loop.call_soon_threadsafe(settle, value)
 
-    tell(Handover(act, done, after_steps))
+    tell(Handover(act, done))
     return await result
 
 
@@ -74,9 +72,9 @@ class Site:
     tell: Callable[[Command], None]
     over: Callable[[str], None]
 
-    async def pool(self, act: Callable[[Handoff, float], T], *, after_steps: bool = False) -> T:
+    async def pool(self, act: Callable[[Handoff, float], T]) -> T:
         """Have the engine's thread do something to the pool between two steps; see `Handover`."""
-        return await handed_over(self.tell, act, after_steps=after_steps)
+        return await handed_over(self.tell, act)
 
     async def say(self, call: Callable[[], Awaitable[T]]) -> T:
         """Say something until the server has heard it.
@@ -118,6 +116,7 @@ class Participant:
         self._order = order
         self._orders: asyncio.Queue[PlanOrder] = asyncio.Queue()
         self._answer: Pinned | Reserved | None = None
+        self._measures = order.why is Why.CALIBRATE
 
     def give(self, order: PlanOrder) -> None:
         """Put an order in line."""
@@ -165,24 +164,19 @@ class Participant:
         source = order.role is Role.SOURCE
 
         def act(handoff: Handoff, _: float) -> Pinned | Reserved | Refusal:
+            if self._measures:
+                return handoff.scratch(order.id, order.count, source=source)
             if source:
                 return handoff.pin(order.id, order.hashes, order.first)
             return handoff.reserve(order.id, order.hashes)
 
-        answer = await self._site.pool(act, after_steps=not source)
+        answer = await self._site.pool(act)
         if isinstance(answer, Refusal):
             await self._stopped(answer.reason)
             return
         try:
-            facts = await self._site.say(lambda: self._site.plans.rank_facts(order.peer))
-            await self._moving(
-                self._site.transport.open(
-                    order.peer,
-                    order.peer_epoch,
-                    facts.get("offer", ""),
-                    deadline_s=order.limit_ms / 1000,
-                ),
-            )
+            if not self._site.transport.stands(order.peer, order.peer_epoch):
+                await self._open_pair(order)
         except TransferFailed as error:
             await self._failed_move("no_pair", error)
             return
@@ -206,6 +200,18 @@ class Participant:
                     order.id, self._site.rank, order.epoch, first=answer.first, refs=answer.refs
                 )
             )
+
+    async def _open_pair(self, order: PlanOrder) -> None:
+        # An epoch is of one process, and so is an offer: a pair of this epoch needs no other one.
+        facts = await self._site.say(lambda: self._site.plans.rank_facts(order.peer))
+        await self._moving(
+            self._site.transport.open(
+                order.peer,
+                order.peer_epoch,
+                facts.get("offer", ""),
+                deadline_s=order.limit_ms / 1000,
+            ),
+        )
 
     async def _send(self, order: PlanOrder) -> None:
         assert isinstance(self._answer, Pinned), "only a source sends"
@@ -233,10 +239,8 @@ class Participant:
     async def _receive(self, order: PlanOrder) -> None:
         assert isinstance(self._answer, Reserved), "only a destination receives"
         tokens = decode_tokens(order.tokens)
-        hashes, count = self._order.hashes, order.count - order.first
-        if len(tokens) != count * self._site.block_size or not names_agree(
-            hashes, order.first, tokens, self._site.block_size, order.root
-        ):
+        count = order.count - order.first
+        if not self._measures and not self._named_after(tokens, order):
             await self._stopped("wrong_tokens")
             return
         own = [ref.block for ref in self._answer.refs[:count]]
@@ -258,10 +262,18 @@ class Participant:
         phase = await self._site.say(
             lambda: self._site.plans.publish(self.id, self._site.rank, order.epoch, took_us)
         )
-        if phase in (Phase.PUBLISH, Phase.FINALIZE):
-            await self._publish(order, tokens)
-        else:
+        if phase not in (Phase.PUBLISH, Phase.FINALIZE):
             await self._stopped("stopped")
+        elif self._measures:
+            await self._finalize()
+        else:
+            await self._publish(order, tokens)
+
+    def _named_after(self, tokens: Sequence[int], order: PlanOrder) -> bool:
+        size, first = self._site.block_size, order.first
+        return len(tokens) == (order.count - first) * size and names_agree(
+            self._order.hashes, first, tokens, size, order.root
+        )
 
     async def _publish(self, order: PlanOrder, tokens: Sequence[int]) -> None:
         """The pool shows the pages: let the engine have them, and whoever waited for them."""

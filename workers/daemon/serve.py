@@ -6,8 +6,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
@@ -57,6 +57,8 @@ class Equipment:
     blocks: int
     transport: Transport | None = None
     """How blocks go to other workers and come from them; None where they stay."""
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Its GPU and that one's neighbours, as `place_of` names them; empty where not known."""
 
 
 Build = Callable[[Pool, Callable[[str, int, int], None]], Equipment]
@@ -213,7 +215,11 @@ class _Worker:
     async def _claim(self, held: str) -> str:
         transport, facts = self._equipment.transport, {}
         if transport is not None:
-            facts = {"way": transport.kind, "offer": transport.offer()}
+            facts = {
+                "way": transport.kind,
+                "offer": transport.offer(),
+                **self._equipment.place,
+            }
         return await claim(
             self._store,
             self._config,

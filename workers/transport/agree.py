@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from lmpoold.protocol.errors import TransferFailed
-from workers.transport.lane import start
+from workers.transport.executor import start
 from workers.transport.link import Link
 from workers.transport.memory import PoolMemory
 from workers.transport.offer import Offer

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lmpoold.protocol.errors import TransferFailed, TransferTimeout
-from workers.transport.lane import Lane, start
+from workers.transport.executor import SerialExecutor, start
 from workers.transport.link import Link, LinkLost, Word
 from workers.transport.memory import PoolMemory
 from workers.transport.port import Move, Moved
@@ -56,8 +56,8 @@ class Pair:
         self._pulls = pulls
         self._words: dict[str, _Waiting] = {w: OrderedDict() for w in ("ready", "go", "done")}
         self._outward = asyncio.Lock()
-        self._out = Lane(f"send to {peer}")
-        self._in = Lane(f"receive from {peer}")
+        self._out = SerialExecutor(f"send to {peer}")
+        self._in = SerialExecutor(f"receive from {peer}")
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ending: asyncio.Task[None] | None = None
         self._hearing = asyncio.create_task(self._hear(), name=f"words of {peer}")
@@ -148,10 +148,12 @@ class Pair:
         self._in.end()
         self._over.set_result(None)
 
-    async def _flow(self, lane: Lane, job: Callable[[float], float], until_s: float) -> float:
-        """Run a half on its lane; whichever way that ends, nothing of it goes on afterwards."""
+    async def _flow(
+        self, executor: SerialExecutor, job: Callable[[float], float], until_s: float
+    ) -> float:
+        """Run a half on its thread; whichever way that ends, nothing of it goes on afterwards."""
         self._stands()
-        flowing = lane.run(lambda: job(until_s - time.monotonic()))
+        flowing = executor.run(lambda: job(until_s - time.monotonic()))
         try:
             either: set[asyncio.Future[Any]] = {flowing, self._over}
             await asyncio.wait(

@@ -105,6 +105,10 @@ class Transport(Protocol):
         """
         ...
 
+    def stands(self, peer: int, epoch: str) -> bool:
+        """Whether the pair with `peer` stands and was made for this epoch of it."""
+        ...
+
     def way(self, peer: int) -> str:
         """Return the kind that a standing pair uses, "" when there is none."""
         ...

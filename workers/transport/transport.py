@@ -123,6 +123,11 @@ class PairTransport:
         except TimeoutError:
             raise TransferTimeout(f"rank {peer} did not open the pair with us in time") from None
 
+    def stands(self, peer: int, epoch: str) -> bool:
+        """See `port.Transport`."""
+        standing = self._standing.get(peer)
+        return standing is not None and standing.epoch == epoch and not standing.pair.lost
+
     def way(self, peer: int) -> str:
         """See `port.Transport`."""
         standing = self._standing.get(peer)

@@ -67,15 +67,15 @@ local function side_of(p, rank, epoch)
 end
 
 local function open_plan(g, p)
-  p.key, p.began = P .. 'plan:' .. p.id, fmt('%.0f', now_us())
+  p.key, p.began, p.count = P .. 'plan:' .. p.id, fmt('%.0f', now_us()), p.count or #p.hashes / DIGITS
   call('HSET', p.key, 'mode', p.mode, 'why', p.why, 'src', p.src, 'dst', p.dst,
     'src_epoch', p.src_epoch, 'dst_epoch', p.dst_epoch, 'first', p.first,
-    'count', #p.hashes / DIGITS, 'hashes', p.hashes, 'began', p.began, 'cost_us', p.cost_us)
+    'count', p.count, 'hashes', p.hashes, 'began', p.began, 'cost_us', p.cost_us)
   step_to(p, 'prepare', g.plan_prepare_ms)
   for _, side in ipairs{'src', 'dst'} do
     call('SADD', rank_key(p[side], 'plans'), p.id)
     order(p, side, 'prepare', 'mode', p.mode, 'why', p.why, 'hashes', p.hashes, 'first', p.first,
-      'keep', p.keep or 0, 'limit_ms', g.plan_prepare_ms)
+      'count', p.count, 'keep', p.keep or 0, 'limit_ms', g.plan_prepare_ms)
   end
 end
 

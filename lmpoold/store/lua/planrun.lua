@@ -16,8 +16,9 @@ Errors   NOCFG      no lmpoold has described the pool yet
 Holds    What travels is what the source has and the destination lacks, as they say themselves.
          Saying the same thing twice changes nothing.
 ]]
--- Words `skip + 1` to `skip + n` of a text.
-local function cut(text, skip, n)
+-- Words `skip + 1` to `skip + n` of a text that has `all`.
+local function cut(text, skip, n, all)
+  if n == all then return text end
   local out, i = {}, 0
   for word in gmatch(text, '%S+') do
     i = i + 1
@@ -33,12 +34,13 @@ local function execute(g, p)
   if first >= count then return abort_plan(g, p, 'nothing_missing') end
   if first < have then return abort_plan(g, p, 'prefix_reclaimed') end
   local n, size = count - first, g.block_size
-  local sent, taken = cut(v[4], first - have, n), cut(v[5], 0, n)
+  local sent, taken = cut(v[4], first - have, n, count - have), cut(v[5], 0, n)
   call('HSET', p.key, 'first', first, 'count', count, 'src_refs', sent, 'dst_refs', taken, 'tokens', '')
   p.first, p.count = first, count
   step_to(p, 'execute', g.plan_execute_ms)
+  call('HSET', p.key, 'at_execute', p.at)
   order(p, 'dst', 'execute', 'first', first, 'count', count, 'refs', sent, 'root', v[7],
-    'tokens', cut(v[6], (first - have) * size, n * size), 'limit_ms', g.plan_execute_ms)
+    'tokens', cut(v[6], (first - have) * size, n * size, (count - have) * size), 'limit_ms', g.plan_execute_ms)
   order(p, 'src', 'execute', 'first', first, 'count', count, 'refs', taken, 'limit_ms', g.plan_execute_ms)
 end
 

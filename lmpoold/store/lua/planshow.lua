@@ -14,8 +14,10 @@ Errors   NOCFG      no lmpoold has described the pool yet
 Holds    Pages become visible in one call, which has seen both epochs alive.
          Saying the same thing twice changes nothing.
 ]]
--- Put the pages into the destination's table, unless a delta that is on its way has the parent.
+-- Put the pages into the destination's table, unless a delta that is on its way has the parent. Scratch
+-- has none.
 local function show(p)
+  if p.why == 'calibrate' then return end
   local v = call('HMGET', p.key, 'hashes', 'dst_refs', 'root')
   local key, depth_at, parent = rank_key(p.dst, 'pages'), tonumber(p.first), v[3]
   if depth_at > 0 then

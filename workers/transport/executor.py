@@ -16,7 +16,7 @@ T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
-class Lane:
+class SerialExecutor:
     """One thread that does what it is given, in order."""
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,7 @@ def _settle(future: asyncio.Future[Any], result: Any, failure: BaseException | N
 
 def start(name: str, job: Callable[[], T]) -> asyncio.Future[T]:
     """Do one job on a thread of its own."""
-    lane = Lane(name)
-    future = lane.run(job)
-    lane.end()
+    executor = SerialExecutor(name)
+    future = executor.run(job)
+    executor.end()
     return future
