@@ -64,11 +64,11 @@ class Parked:
             for i, request_id in enumerate(ids)
         ]
         calls = await asyncio.to_thread(self._calls, rows)
-        routed = []
-        if calls:
-            began_s = time.perf_counter()
-            routed = await self._store.route(calls)
-            self._metrics.routed(calls, routed, time.perf_counter() - began_s)
+        if not calls:
+            return len(ids), False
+        began_s = time.perf_counter()
+        routed = await self._store.route(calls)
+        self._metrics.routed(calls, routed, time.perf_counter() - began_s)
         for reply in routed:
             if reply.outcome != "parked":  # it was told when it was parked
                 log_request(reply.outcome, reply.id, rank=reply.rank, hit_blocks=reply.hit)

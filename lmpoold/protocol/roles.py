@@ -74,7 +74,7 @@ _PRODUCER = Role(
         Grant("hset persist pexpire expire exists", {"req:*": "RW"}),
         Grant("sadd srem scard srandmember pexpire", {"open:*": "RW"}),
         Grant("xread xrange xlen xadd pexpire unlink", {"out:*": "RW"}),
-        Grant("zrem hdel", {"parked parked:req": "RW"}),
+        Grant("zrem hdel", {"parked parked:req due": "RW"}),
         Grant("get unlink", {"emitted:*": "RW"}),
     ),
 )
@@ -90,7 +90,7 @@ _WORKER = Role(
             "unlink xack xadd xdel xgroup|create xgroup|destroy xlen xrange xread xreadgroup zadd "
             "zcard zrange zrangebyscore zrem zscore",
             {
-                "load cfg r:* w:* req:* out:* open:* emitted:* parked parked:req wake "
+                "load cfg r:* w:* req:* out:* open:* emitted:* parked parked:req due wake "
                 "plan:* plans plans:log plans:refused": "RW"
             },
         ),
@@ -99,7 +99,7 @@ _WORKER = Role(
     bare="exec multi discard",
 )
 _SCHEDULER = Role(
-    does="routes and plans: lmpoold; lmpoolctl drain, config and calibrate",
+    does="routes and plans: lmpoold, and lmpoolctl drain, config and calibrate",
     calls="configure tune route finish reap acquire drain lease_grant lease_expire plan_prepare "
     "plan_probe plan_reap",
     reads="chain explain page plans ranks",

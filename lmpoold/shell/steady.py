@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from redis.exceptions import (
     AskError,
     ClusterDownError,
-    NoPermissionError,
     ReadOnlyError,
     ResponseError,
     TryAgainError,
@@ -35,12 +34,7 @@ LOST = (ServerLost, ServerSlow, OSError, *ELSEWHERE)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error says that the server is away for a while, or has forgotten what comes back.
-
-    That is a group, or the function library where this program may not load it: an lmpoold will.
-    """
-    if isinstance(error, NoPermissionError):
-        return "'function|load'" in str(error)
+    """Whether an error says that the server is away for a while, or has forgotten a group."""
     if isinstance(error, ResponseError):
         return isinstance(error, ELSEWHERE) or str(error).startswith(("NOGROUP", "UNBLOCKED"))
     return isinstance(error, LOST)

@@ -5,9 +5,8 @@ import socket
 
 import pytest
 from redis.exceptions import ConnectionError as ServerLost
-from redis.exceptions import NoPermissionError
 
-from lmpoold.shell.steady import is_lost, steadily
+from lmpoold.shell.steady import steadily
 from lmpoold.store.connect import open_redis
 from lmpoold.store.lane import Lane
 
@@ -23,12 +22,6 @@ async def test_a_loop_goes_on_when_the_server_was_lost():
 
     await asyncio.wait_for(steadily("test", turn, stop), 5)
     assert len(turns) == 3
-
-
-def test_a_library_that_this_program_may_not_load_is_waited_for_and_no_other_right():
-    said = "User default-worker has no permissions to run the '{}' command"
-    assert is_lost(NoPermissionError(said.format("function|load")))
-    assert not is_lost(NoPermissionError(said.format("hset")))
 
 
 @pytest.mark.bar(49)

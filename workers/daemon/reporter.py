@@ -7,7 +7,8 @@ from collections import deque
 
 from lmpoold.protocol.errors import LMPoolError, RequestsOver, Stale
 from lmpoold.shell.observe import log_request
-from lmpoold.store.scripts import PoolStore, delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
+from lmpoold.store.scripts import PoolStore
 from workers.daemon.engine import Abort, Engine, Reset
 from workers.daemon.report import Backlog, StepReport
 
