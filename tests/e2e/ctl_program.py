@@ -79,7 +79,7 @@ class Running:
     def text(self):
         return self.output.read_text(encoding="utf-8", errors="replace")
 
-    def says(self, pattern):
+    def says(self, pattern, within_s=WITHIN_S):
         """Wait for output that matches; fails with all of it if the command ends before."""
 
         def found():
@@ -87,7 +87,7 @@ class Running:
             assert match or self.process.poll() is None, self.text
             return match
 
-        return until(found, f"{pattern} in {self.text}")
+        return until(found, f"{pattern} in {self.text}", within_s)
 
     def ends(self, number=None):
         """Send a signal, if any, and return the exit code."""
@@ -109,12 +109,12 @@ class Running:
 class Up(Running):
     """`lmpoolctl up` in a state directory, ready."""
 
-    def __init__(self, folder, state, *more, workers=1):
+    def __init__(self, folder, state, *more, workers=1, within_s=WITHIN_S):
         options = ("--model", MODEL, "--blocks", 256, "--threads", 1, "--workers", workers)
         super().__init__(folder, "up", *options, "--state-dir", state, *more)
         self.state = Path(state)
         try:
-            self.says(r"ready: ")
+            self.says(r"ready: ", within_s)
         except BaseException:
             self.end_for_sure()
             raise

@@ -38,7 +38,7 @@ def pool():
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="lmpool-", dir="/tmp") as folder:
         scratch = Path(folder)
-        up = Up(scratch, scratch / "s", "--gateway", port, workers=2)
+        up = Up(scratch, scratch / "s", "--gateway", port, workers=2, within_s=200.0)
         try:
             yield scratch / "s", port
         finally:
