@@ -74,6 +74,12 @@ class RankRow:
     pid: str
 
     @property
+    def used_blocks(self) -> int:
+        """Blocks that sequences hold; a rank that is down holds none."""
+        down = self.state in ("down", "lost")
+        return 0 if down else max(0, self.blocks - self.free - self.reclaimable)
+
+    @property
     def hit_rate(self) -> float | None:
         """Cached over asked prompt tokens, a ratio of sums; None before the first request."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None
