@@ -30,6 +30,7 @@ STEADY_S = 30.0
 """A child that lived this long starts over with the shortest delay."""
 GIVE_UP_STARTS = 5
 STOP_TIMEOUT_S = 15.0
+CANCEL_AGAIN_S = 1.0
 EXIT_CONFIG = 2
 LAST_LINES = 12
 READ_BYTES = 16_384
@@ -173,9 +174,12 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End all children, in the reverse order of `start` calls, workers thus before lmpoolds."""
-        for task in self._owned:
-            task.cancel()
-        await asyncio.gather(*self._owned, return_exceptions=True)
+        pending = set(self._owned)
+        while pending:
+            for task in pending:
+                task.cancel()
+            # Again: a client may take a cancelling for a lost connection, and its caller goes on.
+            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         self._owned.clear()
         kinds: dict[str, list[Child]] = {}
         for child in reversed(self.children):

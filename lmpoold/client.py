@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from lmpoold.protocol.errors import Conflict, NoCapacity, ProtocolError, RequestFailed
+from lmpoold.protocol.errors import Conflict, NoCapacity, PoolUnknown, ProtocolError, RequestFailed
 from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
@@ -81,6 +81,7 @@ class PoolClient:
         self._client = f"c-{uuid.uuid4().hex}"
         self._waiting: dict[str, asyncio.Queue[Output | Exception]] = {}
         self._accepted: dict[str, dict[str, str]] = {}
+        self._served = False
         self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -173,6 +174,7 @@ class PoolClient:
             self._waiting.pop(request_id, None)
             raise
         self._accepted[request_id] = values
+        self._served = True
         return request_id
 
     async def drop(self, request_id: str) -> None:
@@ -208,7 +210,12 @@ class PoolClient:
             except (RedisError, OSError) as error:
                 if not is_lost(error) or loop.time() > until_s:
                     raise
-            lost = True
+                lost = True
+            except (
+                PoolUnknown
+            ):  # it was there before: the server came back empty, and will be filled
+                if not self._served or loop.time() > until_s:
+                    raise
             await asyncio.sleep(RETRY_S)
 
     async def stream(self, request_id: str) -> AsyncGenerator[Output, None]:
@@ -271,12 +278,15 @@ class PoolClient:
         tail, lost = Tail(self._reads, self._store.keys.out(self._client)), False
         while True:
             try:
-                entries = await tail.read(READ_COUNT, READ_BLOCK_MS)
-                if lost:
+                for values in await tail.read(READ_COUNT, READ_BLOCK_MS):
+                    for output in read_outputs(values):
+                        if (asked := self._waiting.get(output.id)) is not None:
+                            asked.put_nowait(output)
+                if lost:  # only now: what was read is handed over, whatever comes of this
                     await self._remind()
                 lost = False
             except Exception as error:
-                if is_lost(error):
+                if is_lost(error) or isinstance(error, PoolUnknown):
                     lost = True
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -284,10 +294,6 @@ class PoolClient:
                 for queue in self._waiting.values():
                     queue.put_nowait(error)
                 raise
-            for values in entries:
-                for output in read_outputs(values):
-                    if (asked := self._waiting.get(output.id)) is not None:
-                        asked.put_nowait(output)
 
     async def _remind(self) -> None:
         """Send again what is waited for: a server that was killed may have forgotten it.

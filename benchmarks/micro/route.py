@@ -28,7 +28,7 @@ from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.protocol.views import RouteCall
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
-from lmpoold.store.scripts import STAGE_CHUNK_PAGES, PoolStore
+from lmpoold.store.scripts import PoolStore
 
 FLOORS = """#!lua name=lmpool_floors
 redis.register_function('noop', function(keys, args) return 1 end)
@@ -47,6 +47,7 @@ redis.register_function('bare', function(keys, args)
 end)
 """
 BLOCK = 16
+FILL_PAGES = 500
 SHARES = (1.0, 0.31, 0.0, 0.63, 0.05, 0.0, 0.0, 0.0)
 """How much of the prompt each rank holds: half of them nothing, as under prefix-aware routing."""
 
@@ -99,8 +100,8 @@ class Bench:
     async def fill(self, rank: int, pages: int) -> None:
         """Give a rank `pages` pages of prompts that nobody asks for."""
         key = self.store.keys.pages(rank)
-        for start in range(0, pages, STAGE_CHUNK_PAGES):
-            count = min(STAGE_CHUNK_PAGES, pages - start)
+        for start in range(0, pages, FILL_PAGES):
+            count = min(FILL_PAGES, pages - start)
             rows = {
                 f"{self.random.getrandbits(128):032x}": f"{start + i}:1:{i}:{self.root}"
                 for i in range(count)

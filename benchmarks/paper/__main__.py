@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from benchmarks.paper.replay import trace_workload
 from benchmarks.paper.result import ResultError
 from benchmarks.paper.table import gains, table
 from benchmarks.paper.workloads import WORKLOADS, Workload, workload
-from benchmarks.traces import read_trace
+from benchmarks.traces import TraceError, read_trace
 from lmpoold.protocol.config import read_constants
 
 ROUTING = tuple(name for name in WORKLOADS if name.startswith("routing"))
@@ -87,9 +88,7 @@ def measure(names: tuple[str, ...], settings: Settings, out: Path, *, fresh: boo
     except ResultError as error:
         raise click.ClickException(str(error)) from None
     for name, result in results.items():
-        profile = result["metadata"]["dataset_profile"]
-        share = profile["token_prefix_share_ratio"]
-        click.echo(f"\n{name}: {profile['total_requests']} requests, {share:.1%} could be shared")
+        click.echo(f"\n{name}")
         click.echo(table(result))
         click.echo(gains(result))
     files = [out / result_name(name, settings) for name in results]
@@ -179,18 +178,35 @@ def replay(trace: Path, rates: tuple[float, ...], shrink: int, cache_tokens: int
            out: Path, fresh: bool, **options: Any) -> None:  # fmt: skip
     """Send the requests of a trace to a live pool, in the trace's rhythm, at growing rates."""
     settings = settings_of(**options)
-    work, times_s, left_out = trace_workload(
-        read_trace(trace).head(settings.requests),
-        shrink=shrink,
-        longest=longest,
-        cache_tokens=cache_tokens,
-    )
+    try:
+        work, times_s, left_out = trace_workload(
+            read_trace(trace).head(settings.requests),
+            shrink=shrink,
+            longest=longest,
+            cache_tokens=cache_tokens,
+        )
+    except (TraceError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
     click.echo(f"{len(times_s)} requests; {left_out} left out, longer than {longest} tokens")
     path = out / f"replay-{trace.stem}-{settings.label()}.json"
     about = {"arrivals": trace.stem, "shrink": shrink, "left_out": left_out}
     measure_and_draw(
         work, settings, rates, path, lambda rate, _: at_rate(times_s, rate), about, fresh=fresh
     )
+
+
+@main.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=FILE)
+def show(files: tuple[Path, ...]) -> None:
+    """Print the tables of results that are there, and draw them again."""
+    for file in files:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        facts = result["metadata"]
+        click.echo(f"{file.stem}: {facts['revision'][:7]}, {facts['command']}")
+        click.echo(table(result))
+        click.echo(gains(result))
+        draw = plot_load if "rates" in facts["arguments"] else plot_matrix
+        draw(result, file.with_suffix(".png"))
 
 
 main.add_command(transfer_sweep, "kv-transfer")

@@ -76,6 +76,7 @@ class Job:
     name: str
     work: Workload
     file: ResultFile
+    profile: dict[str, Any]
 
     def lacks(self, settings: Settings, *, many: bool) -> bool:
         """Tell whether a pool of one, or of many, has anything to do for it."""
@@ -108,7 +109,7 @@ class Matrix:
                 profile,
                 fresh=fresh,
             )
-            self._jobs.append(Job(name, work, file))
+            self._jobs.append(Job(name, work, file, profile))
         self._began_s = time.monotonic()
         self._total = len(self._jobs) * len(settings.modes) * settings.repetitions
         there = (job.file.done(mode) for job in self._jobs for mode in settings.modes)
@@ -142,6 +143,12 @@ class Matrix:
 
     async def run(self, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
         """Measure what is lacking; returns the results by workload."""
+        for job in self._jobs:
+            say(
+                f"{job.name}: {job.profile['total_requests']} requests, "
+                f"{job.profile['total_prompt_tokens']:,} tokens, "
+                f"{job.profile['token_prefix_share_ratio']:.1%} of them could be shared"
+            )
         if self._done:
             say(f"{self._done} of {self._total} trials are there already")
         for budget in sorted({job.work.budget_tokens for job in self._jobs}):

@@ -59,6 +59,7 @@ def plot_matrix(result: Mapping[str, Any], path: Path) -> bool:
     for axes, (unit, figures) in zip(panels.flat, PANELS, strict=True):
         _bars(axes, result, figures)
         axes.set_ylabel(unit, fontsize=9)
+        axes.set_ylim(0, None if axes.dataLim.height else 1)
     arguments = facts["arguments"]
     figure.suptitle(
         f"{facts['benchmark']}, {arguments['model']}, {arguments['workers']} workers, "

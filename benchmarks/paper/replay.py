@@ -36,8 +36,13 @@ def trace_workload(
         longest: prompt and answer together, in characters; longer requests are left out.
         cache_tokens: of a rank, in tokens of the trace: shrunk with the rest.
     Returns: the workload, when each of its requests comes, and how many were left out.
+    Raises: ValueError: a block would become shorter than a character.
     """
-    size = max(1, trace.block_tokens // shrink)
+    if trace.block_tokens % shrink:
+        raise ValueError(
+            f"the trace's blocks of {trace.block_tokens} tokens cannot be cut {shrink}fold"
+        )
+    size = trace.block_tokens // shrink
     block_text: Callable[[int], str] = cache(lambda block: text_of(f"block {block}", size))
     prompts, times_s = [], []
     for number, request in enumerate(trace.requests):

@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -88,6 +88,12 @@ def revision() -> tuple[str, bool]:
     return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
 
 
+def command(words: Sequence[str]) -> str:
+    """Return the command line that measures the same: where files lay is nobody's business."""
+    kept = [Path(word).name if "/" in word else word for word in words]
+    return " ".join(["python -m benchmarks.paper", *kept])
+
+
 class ResultFile:
     """One file, and the trials in it so far."""
 
@@ -116,7 +122,7 @@ class ResultFile:
             "schema_version": SCHEMA_VERSION,
             "benchmark": benchmark,
             "created_at_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["python -m benchmarks.paper", *sys.argv[1:]]),
+            "command": command(sys.argv[1:]),
             "revision": commit,
             "dirty": dirty,
             "environment": environment(),

@@ -34,6 +34,8 @@ from lmpoold.text.tokenizer import TextModel
 
 EMPTY_S = 60.0
 SETTLE_S = 10.0
+FORETOLD_S = 1.5
+"""The leader looks at what is hot twice a second."""
 WARM = "A rank that has served nothing yet is slower than it will be. " * 64
 
 
@@ -176,22 +178,20 @@ class Served:
 
     async def _foretell(self, prompts: Sequence[Prompt], salt: str) -> None:
         """Make what is coming as hot as it will be, and wait while the pool places it."""
-        root = domain_root(self.plan.mark, self.plan.block_size, salt)
-        count: Counter[str] = Counter()
-        for prompt in prompts:
-            hashes = chain_hashes(self.plan.text.encode(prompt.text), self.plan.block_size, root)
-            count.update(hashes)
-        shared = {name: float(times) for name, times in count.items() if times > 1}
-        deepest: dict[str, float] = {}
-        for prompt in prompts:
-            hashes = chain_hashes(self.plan.text.encode(prompt.text), self.plan.block_size, root)
-            leaf = next((name for name in reversed(hashes) if name in shared), None)
-            if leaf is not None:
-                deepest[leaf] = shared[leaf]
-        if deepest:
-            await self._redis.zadd(self._store.keys.hot, deepest)
-            await asyncio.sleep(1.5)  # the leader looks twice a second
-            await self._settled()
+        root, size = domain_root(self.plan.mark, self.plan.block_size, salt), self.plan.block_size
+        chains = [chain_hashes(self.plan.text.encode(p.text), size, root) for p in prompts]
+        times = Counter(name for chain in chains for name in chain)
+        leaves = (next((n for n in reversed(chain) if times[n] > 1), None) for chain in chains)
+        hot = {leaf: float(times[leaf]) for leaf in leaves if leaf is not None}
+        if not hot:
+            return
+        cfg = await self._store.cfg()
+        # Nobody has anything to do just now: load is even, and what is known needs no threshold.
+        await self._store.tune({"hot_skew": "0", "hot_threshold": "1"})
+        await self._redis.zadd(self._store.keys.hot, hot)
+        await asyncio.sleep(FORETOLD_S)
+        await self._settled()
+        await self._store.tune({name: cfg[name] for name in ("hot_skew", "hot_threshold")})
 
     async def _read_routes(self, samples: Sequence[Sample]) -> None:
         """Note with each sample what the route rule wrote down."""

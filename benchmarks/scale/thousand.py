@@ -1,8 +1,8 @@
 """A thousand workers on one server: what it decides in a second, and where that ends.
 
 Scripted ranks and the real functions, in batches as lmpoold makes them: of 64, or of fewer where
-one would hold the server for longer than clients wait. Three things cost the
-server: a route, which looks at every candidate; a worker's report of steps; a heartbeat. Each is
+one would hold the server for longer than clients wait. Three things cost the server: a route, which
+looks at every candidate and notes what it saw; a worker's report of steps; a heartbeat. Each is
 timed in CPU of the server, by growing numbers of ranks, with all of them as candidates and with 8.
 From these and from what a worker asks of the server follows how many workers fill its one core.
 """
@@ -26,7 +26,7 @@ from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import Counts, PageEntry
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
-from lmpoold.store.scripts import delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
 
 BLOCKS = 64
 HOLDERS = 8
@@ -57,6 +57,7 @@ async def route_cost(bench: Bench, ranks: int, batches: int, *, few: bool) -> di
     hashes = await bench.prompt(BLOCKS, HOLDERS)
     size = BATCH if few else max(1, min(BATCH, LOOKS // ranks))
     wall_s = cpu_s = 0.0
+    record_bytes = 0
     for _ in range(batches):
         calls = await bench.calls(hashes, size)
         if few:
@@ -65,6 +66,10 @@ async def route_cost(bench: Bench, ranks: int, batches: int, *, few: bool) -> di
         await bench.store.route(calls)
         wall_s += time.perf_counter() - start
         cpu_s += await bench.server_cpu_s() - before
+        record: Any = await bench.redis.memory_usage(
+            bench.store.keys.request(calls[0].id), samples=0
+        )
+        record_bytes = max(record_bytes, int(record))
         await bench.clear(HOLDERS)
     routes = batches * size
     return {
@@ -72,6 +77,7 @@ async def route_cost(bench: Bench, ranks: int, batches: int, *, few: bool) -> di
         "decisions_per_core_s": routes / cpu_s,
         "decisions_per_s": routes / wall_s,
         "batch": size,
+        "record_bytes": record_bytes,
         "batch_of_64_holds_ms": cpu_s / routes * BATCH * 1000,
     }
 
@@ -174,7 +180,8 @@ def _say(row: dict[str, Any]) -> None:
         f"{row['workers']:5,} workers: route among all {every['us']:8.1f} us of server CPU, "
         f"{every['decisions_per_core_s']:8,.0f} decisions a core-second, 64 hold the server "
         f"{every['batch_of_64_holds_ms']:6.1f} ms; among {FEW} {few['us']:5.1f} us, "
-        f"{few['decisions_per_core_s']:8,.0f}; report {row['report_us']:.0f} us, heartbeat "
+        f"{few['decisions_per_core_s']:8,.0f}; a request's record has "
+        f"{every['record_bytes']:,.0f} bytes; report {row['report_us']:.0f} us, heartbeat "
         f"{row['heartbeat_us']:.0f} us; {row['memory_mib']:,.0f} MiB, "
         f"{row['bytes_a_page']:.0f} bytes a page"
     )

@@ -127,12 +127,12 @@ def main(
         rows = [run(trace, variant, workers, cache_tokens, seed) for seed in range(seeds)]
         result["rows"].append({"name": variant.name, "seeds": rows})
         click.echo(_line(variant.name, rows))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        kind = "blocks" if blocks else "ablations"
-        fast = f"-{speed:g}x" if speed != 1 else ""
-        file = out / f"sim-{kind}-{short_name(path)}-{workers}{fast}.json"
-        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if out is not None:  # after each: it takes long, and may be interrupted
+            out.mkdir(parents=True, exist_ok=True)
+            kind = "blocks" if blocks else "ablations"
+            fast = f"-{speed:g}x" if speed != 1 else ""
+            file = out / f"sim-{kind}-{short_name(path)}-{workers}{fast}.json"
+            file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def _line(name: str, rows: list[dict[str, Any]]) -> str:

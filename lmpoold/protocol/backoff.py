@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 FIRST_S = 0.05
-LONGEST_S = 2.0
+LONGEST_S = 0.5
 
 
 def decide_wait(failures: int, jitter: float) -> float:

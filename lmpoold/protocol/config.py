@@ -63,6 +63,13 @@ class PoolConstants:
     """Ingress backlog past which `submit` answers `overloaded`."""
     max_client_requests: int = 0
     """Requests of one client at a time, past which they are `overloaded`; 0 = no bound."""
+    most_falls: int = 8
+    """Workers in a row that may be lost while they have a request that makes no progress; then it
+    is refused instead of being handed on."""
+    late_grace_ms: int = 1000
+    """How long after its deadline a worker may still end a request; then the pool does."""
+    engine_stall_ms: int = 60_000
+    """How long an engine that has work may finish no step; then its rank is taken from it."""
     req_ttl_s: int = 3600
     """How long the record of an ended request is kept."""
     out_ttl_ms: int = 600_000

@@ -3,12 +3,15 @@
 LMPoolError
 ├── ConfigError          the operator: fix it; the process exits 2
 │   ├── UnsafeServer         the Redis server's settings would lose or evict pool state
+│   ├── PoolUnknown          no lmpoold has described the pool yet: wait for one
 │   └── PoolMismatch         this process and the pool's `cfg` disagree; the message names the field
 ├── ProtocolError        a peer said something we cannot read: drop it, count it, carry on
 │   └── DecodeError          not one of our messages
 ├── Rejected             Redis refused a write: read again and decide again
 │   ├── Stale                older epoch, generation or snapshot
 │   ├── Conflict             somebody moved first
+│   │   └── RankUnknown          the rank never joined, or the server has forgotten it
+│   ├── RequestsOver         a step of a worker names requests that the pool has ended
 │   └── NoCapacity           a bounded set is full
 ├── TransferFailed       the plan aborts and the source keeps its blocks
 │   └── TransferTimeout      its deadline passed
@@ -29,6 +32,10 @@ class ConfigError(LMPoolError):
 
 class UnsafeServer(ConfigError):
     """The Redis server would lose or evict pool state as it is set up."""
+
+
+class PoolUnknown(ConfigError):
+    """No lmpoold has described the pool yet."""
 
 
 class PoolMismatch(ConfigError):
@@ -53,6 +60,22 @@ class Stale(Rejected):
 
 class Conflict(Rejected):
     """Somebody moved first."""
+
+
+class RankUnknown(Conflict):
+    """The rank never joined, or the server has forgotten that it did."""
+
+
+class RequestsOver(Rejected):
+    """A worker spoke of requests that the pool has ended: it drops them and says the rest again.
+
+    Attributes:
+        ids: of the requests.
+    """
+
+    def __init__(self, ids: str) -> None:
+        super().__init__(f"ended by the pool: {ids}")
+        self.ids = tuple(ids.split())
 
 
 class NoCapacity(Rejected):

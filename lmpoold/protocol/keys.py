@@ -46,8 +46,13 @@ class Keyspace:
 
     @property
     def parked(self) -> str:
-        """ZSET of request ids no rank can take now, by deadline (unix ms)."""
+        """ZSET of request ids no rank can take now, by priority, then by deadline."""
         return self.prefix + "parked"
+
+    @property
+    def due(self) -> str:
+        """ZSET of requests that wait for a rank or are at one, by when the pool ends them."""
+        return self.prefix + "due"
 
     @property
     def parked_requests(self) -> str:
@@ -158,6 +163,10 @@ class Keyspace:
     def reservations(self, rank: int) -> str:
         """HASH request.attempt -> blocks:tokens:deadline_ms:deepest."""
         return f"{self.prefix}r:{rank}:resv"
+
+    def over(self, rank: int) -> str:
+        """STRING PX: the pool has ended requests that the rank may still speak of."""
+        return f"{self.prefix}r:{rank}:over"
 
     def alive(self, rank: int) -> str:
         """STRING PX: the epoch of the worker that holds a rank."""

@@ -78,6 +78,8 @@ class EmbeddedServer:
             "appendonly": "yes",
             "appendfsync": self._fsync,
             "save": "",
+            # Page tables fill it after a restart: it must not be rewritten just then.
+            "auto-aof-rewrite-min-size": "256mb",
             "maxmemory-policy": "noeviction",
             "stream-node-max-entries": "100",
             "logfile": str(log),

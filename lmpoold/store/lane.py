@@ -17,6 +17,7 @@ import hiredis
 from redis.asyncio import Redis
 from redis.asyncio import connection as links
 from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
@@ -39,12 +40,12 @@ class Plain:
         """As `Lane.execute`."""
         return await self._redis.execute_command(*words)  # type: ignore[no-untyped-call]
 
-    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
         """As `Lane.together`."""
         async with self._redis.pipeline(transaction=True) as pipe:
             for words in commands:
                 pipe.execute_command(*words)
-            await pipe.execute()
+            return await pipe.execute()
 
 
 class Lane(asyncio.Protocol):
@@ -85,8 +86,8 @@ class Lane(asyncio.Protocol):
             self._drop(ServerLost("the call was cancelled"))
             raise
 
-    async def together(self, *commands: tuple[str | bytes | int, ...]) -> None:
-        """Run commands as one transaction, in one write.
+    async def together(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """Run commands as one transaction, in one write; returns their replies.
 
         Raises: as `execute`; ResponseError of the first one that failed.
         """
@@ -98,6 +99,7 @@ class Lane(asyncio.Protocol):
         for reply in (*replies, *done):
             if isinstance(reply, BaseException):
                 raise reply
+        return done
 
     def _send(
         self, transport: asyncio.WriteTransport, words: tuple[str | bytes | int, ...]
@@ -119,7 +121,14 @@ class Lane(asyncio.Protocol):
             if self._transport is not None:
                 return self._transport
             connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-            await connection.connect()
+            try:
+                await connection.connect()
+            except (RedisError, OSError):
+                # redis-py lets a broken connection hide that its task was cancelled meanwhile.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise asyncio.CancelledError from None
+                raise
             transport = cast("asyncio.Transport", connection._writer.transport)
             self._reader = hiredis.Reader(replyError=_parse_error)
             transport.set_protocol(self)

@@ -20,6 +20,7 @@ PARTS = (
     "fetch",
     "gate",
     "dispatch",
+    "late",
     "delta",
     "requeue",
     "planend",

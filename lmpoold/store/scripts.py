@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import NoPermissionError, ResponseError
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.errors import (
-    ConfigError,
-    Conflict,
-    LMPoolError,
-    NoCapacity,
-    PoolMismatch,
-    ProtocolError,
-    Stale,
-)
+from lmpoold.protocol.errors import Conflict, NoCapacity
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.protocol.messages import Output, write_outputs
+from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import (
     Counts,
     Ended,
@@ -33,82 +28,12 @@ from lmpoold.protocol.views import (
 )
 from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
+from lmpoold.store.refusals import translated
+from lmpoold.store.said import delta_args, emit_args
+from lmpoold.store.staging import ChunkSize
 
-STAGE_CHUNK_PAGES = 500
-"""Each holds the server for a fraction of a millisecond; those of many workers come at once."""
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
-
-ERRORS: dict[str, type[LMPoolError]] = {
-    "BADARGS": ProtocolError,
-    "CFG_MISMATCH": PoolMismatch,
-    "FENCED": Stale,
-    "FULL": NoCapacity,
-    "HELD": Conflict,
-    "MISSING": Conflict,
-    "NOCFG": ConfigError,
-    "NORANK": Conflict,
-    "RANK_TAKEN": Conflict,
-    "STAGE_SIZE": Conflict,
-    "STALE_EPOCH": Stale,
-    "TOO_SMALL": ConfigError,
-}
-"""The first word of an error the functions return, and what it is raised as."""
-
-
-def _translated(error: ResponseError) -> Exception:
-    word, _, text = str(error).partition(" ")
-    if kind := ERRORS.get(word):
-        return kind(text)
-    if word == "OOM" or "maxmemory" in str(error):
-        return NoCapacity(
-            "the Redis server is out of memory: raise maxmemory or lower max_parked and max_ingress"
-        )
-    return error
-
-
-def emit_args(
-    rank: int,
-    epoch: str,
-    step: int,
-    outputs: Mapping[str, Sequence[Output]],
-    ended: Sequence[Ended],
-) -> list[str | int]:
-    """Return the arguments of `emit`; see `PoolStore.emit`."""
-    args: list[str | int] = [rank, epoch, step, len(outputs)]
-    journal: dict[str, list[str]] = {}
-    for client, rows in outputs.items():
-        entry = write_outputs(rows)
-        args += [client, len(entry), *entry]
-        for row in rows:
-            if row.token is not None:
-                journal.setdefault(row.id, []).append(str(row.token))
-    for end in ended:
-        journal.pop(end.id, None)  # its journal is about to be dropped
-    args.append(len(journal))
-    for request_id, tokens in journal.items():
-        args += [request_id, " ".join(tokens)]
-    args.append(len(ended))
-    for end in ended:
-        args += [end.id, end.attempt, end.entry, end.state, end.finish_reason]
-        args += [end.prompt_tokens, end.cached_tokens, end.output_tokens]
-    return args
-
-
-def delta_args(
-    rank: int,
-    epoch: str,
-    base: int,
-    new: int,
-    counts: Counts,
-    admitted: Sequence[str],
-    puts: Mapping[PrefixHash, PageEntry],
-    dels: Sequence[PrefixHash],
-) -> list[str | int]:
-    """Return the arguments of `delta`; see `PoolStore.delta`."""
-    pages = [part for name, entry in puts.items() for part in (name, str(entry))]
-    args: list[str | int] = [rank, epoch, base, new, str(counts), len(admitted), *admitted]
-    return [*args, len(puts), *pages, *dels]
 
 
 class PoolStore:
@@ -119,27 +44,47 @@ class PoolStore:
         self.redis = redis
         self.keys = keys
         self._lane = lane or Plain(redis)
+        self._described: tuple[PoolIdentity, PoolConstants] | None = None
 
     async def load_library(self) -> None:
         """Load the function library; replacing one of the same name is safe at any time."""
         await self.redis.function_load(source(), replace=True)
 
     async def call(self, function: str, *args: str | bytes | int) -> Any:
-        """Call a function of the library; load the library if the server lost it.
+        """Call a function of the library.
 
-        Raises: a subclass of LMPoolError by the first word of the reply, see `ERRORS`.
+        A server that came back empty gets the library again, and the pool's description, if this
+        store has given it one before.
+
+        Raises: a subclass of LMPoolError by the first word of the reply, see `refusals`.
         """
         command = "FCALL_RO" if FUNCTIONS[function] else "FCALL"
-        try:
-            return await self._execute(command, function, *args)
-        except ResponseError as error:
-            if "Function not found" not in str(error):
-                raise _translated(error) from None
-        await self.load_library()
-        try:
-            return await self._execute(command, function, *args)
-        except ResponseError as error:
-            raise _translated(error) from None
+        for tries_left in (2, 1, 0):
+            try:
+                return await self._execute(command, function, *args)
+            except ResponseError as error:
+                if tries_left == 0 or not await self._mend(str(error)):
+                    raise translated(error) from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _mend(self, error: str) -> bool:
+        """Give back what a server has lost; False if that is not what is wrong.
+
+        Raises: ConnectionError: this user may not; an lmpoold will, so the caller tries again.
+        """
+        if "Function not found" in error:
+            try:
+                await self.load_library()
+            except NoPermissionError:
+                raise ServerLost(
+                    "the server has lost the function library, and this user may not load it: "
+                    "an lmpoold will"
+                ) from None
+            return True
+        if self._described is not None and error.startswith("NOCFG"):
+            await self.configure(*self._described)
+            return True
+        return False
 
     async def _execute(self, command: str, function: str, *args: str | bytes | int) -> Any:
         words = (command, function, 1, self.keys.load, *args)
@@ -153,6 +98,7 @@ class PoolStore:
         pairs = [part for pair in identity.to_fields().items() for part in pair]
         settings = [part for pair in constants.to_fields().items() for part in pair]
         await self.call("configure", len(pairs) // 2, *pairs, *settings)
+        self._described = identity, constants
 
     async def tune(self, constants: Mapping[str, str]) -> None:
         """Change constants of `cfg`, as `read_constants` returns them; they count at once."""
@@ -335,17 +281,27 @@ class PoolStore:
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
         await self._stage(stage, "_", note)
-        rows = list(pages.items())
-        for start in range(0, len(rows), STAGE_CHUNK_PAGES):
-            words: list[str] = []
-            for name, page in rows[start : start + STAGE_CHUNK_PAGES]:
-                words += name, str(page)
-            await self._stage(stage, *words)
-        await self.call("swap", rank, epoch, new, str(counts), len(rows))
+        rows, size = iter(pages.items()), ChunkSize()
+        while chunk := list(islice(rows, size.pages)):
+            took_s = await self._stage(
+                stage, *[word for name, page in chunk for word in (name, str(page))]
+            )
+            size.learn(len(chunk), took_s)
+        await self.call("swap", rank, epoch, new, str(counts), len(pages))
 
-    async def _stage(self, stage: str, *words: str) -> None:
-        """Write a chunk; a stage without a time to live never exists, whoever dies when."""
-        await self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S))
+    async def _stage(self, stage: str, *words: str) -> float:
+        """Write a chunk; a stage without a time to live never exists, whoever dies when.
+
+        Returns: seconds from before it to behind it, by the server's clock.
+        """
+        # One behind the other on the lane; inside a transaction the clock stands still.
+        began, _, ended = await asyncio.gather(
+            self._lane.execute("TIME"),
+            self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S)),
+            self._lane.execute("TIME"),
+        )
+        passed_us = (int(ended[0]) - int(began[0])) * 1_000_000 + int(ended[1]) - int(began[1])
+        return max(0, passed_us) / 1e6
 
     async def emit(
         self,
@@ -363,7 +319,9 @@ class PoolStore:
             step: grows with each call of an epoch; repeating the last one writes nothing again.
             outputs: rows by client.
             ended: requests whose last output is among them.
-        Raises: Stale: the rank was fenced; nothing was written.
+        Raises: nothing was written then:
+            Stale: the rank was fenced.
+            RequestsOver: the pool has ended some of the requests.
         """
         await self.call("emit", *emit_args(rank, epoch, step, outputs, ended))
 
@@ -373,14 +331,26 @@ class PoolStore:
         Args:
             said: from `emit_args`.
             changed: from `delta_args`.
-        Raises: Stale: the rank was fenced; nothing was written.
+        Raises: nothing was written then:
+            Stale: the rank was fenced.
+            RequestsOver: the pool has ended some of the requests.
         """
         reply = await self.call("step", len(said), *said, *changed)
         return int(reply.split()[1])
 
-    async def heartbeat(self, rank: int, epoch: str, ttl_ms: int, version: int = 0) -> None:
-        """Stay alive for another `ttl_ms`; Stale if the rank was fenced."""
-        await self.call("heartbeat", rank, epoch, ttl_ms, version)
+    async def heartbeat(
+        self, rank: int, epoch: str, ttl_ms: int, version: int = 0, stuck_ms: int = 0
+    ) -> None:
+        """Stay alive for another `ttl_ms`; Stale if the rank was fenced.
+
+        Args:
+            rank: the rank.
+            epoch: the epoch it is held under.
+            ttl_ms: how long the claim lives from now.
+            version: the last report that the server acknowledged.
+            stuck_ms: for how long the worker has had work and finished no step of it.
+        """
+        await self.call("heartbeat", rank, epoch, ttl_ms, version, stuck_ms)
 
     async def page(self, name: str) -> list[str]:
         """Return a line a rank that holds the block named `name`."""

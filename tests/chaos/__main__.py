@@ -12,7 +12,7 @@ import click
 import uvloop
 
 from tests.chaos.run import WORKERS, Outcome, Plan, run
-from tests.chaos.schedule import KILLS, STOPS
+from tests.chaos.schedule import HANGS, KILLS, STOPS
 
 
 def table(outcome: Outcome) -> str:
@@ -21,7 +21,8 @@ def table(outcome: Outcome) -> str:
     kinds: dict[str, int] = {}
     for one in outcome.done:
         kinds[one.fault.kind] = kinds.get(one.fault.kind, 0) + 1
-    hurt = sum(kinds.get(kind, 0) for kind in (*KILLS, *STOPS))
+    hurting = (*KILLS, *STOPS, *HANGS)
+    hurt = sum(kinds.get(kind, 0) for kind in hurting)
     lines = [
         f"worker {plan.worker}, seed {plan.seed}, {plan.seconds:.0f} s, "
         f"{plan.lmpoolds} lmpoold, {plan.workers} workers, {plan.clients} clients",
@@ -30,10 +31,10 @@ def table(outcome: Outcome) -> str:
         f"    cancelled         {verdict.cancelled}",
         f"    past deadline     {verdict.late}",
         f"    overloaded        {verdict.overloaded}",
-        f"  kills and stops     {hurt}",
+        f"  kills, stops, hangs {hurt}",
     ]
-    lines += [f"    {kind:<18}{kinds[kind]}" for kind in (*KILLS, *STOPS) if kind in kinds]
-    others = {kind: kinds[kind] for kind in kinds if kind not in (*KILLS, *STOPS)}
+    lines += [f"    {kind:<18}{kinds[kind]}" for kind in hurting if kind in kinds]
+    others = {kind: kinds[kind] for kind in kinds if kind not in hurting}
     lines.append(f"  other faults        {sum(others.values())}")
     lines += [f"    {kind:<18}{count}" for kind, count in sorted(others.items())]
     lines += [f"    messages {kind:<9}{count}" for kind, count in outcome.messages.items()]

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from lmpoold.protocol.keys import Keyspace
+from tests.chaos import hang
 from tests.chaos.processes import Cast, Child
 from tests.chaos.schedule import LINKS, SERVER_AWAY, Fault
 
@@ -116,6 +117,13 @@ class Breaker:
                 child.signal(signal.SIGSTOP)
                 await asyncio.sleep(fault.for_s)
                 child.signal(signal.SIGCONT)
+            case "hang":
+                if child.pid is not None and hang.listens(child.pid):
+                    child.signal(hang.HANG)
+                    await asyncio.sleep(fault.for_s)
+                    # Somebody else may have killed it meanwhile, and the next one not listen yet.
+                    if child.pid is not None and hang.listens(child.pid):
+                        child.signal(hang.GO_ON)
             case "roll":
                 child.signal(signal.SIGTERM)
             case "replay":

@@ -31,6 +31,7 @@ PASSING = (
     r"r:\d+:alive",
     r"r:\d+:boot",
     r"r:\d+:emitted",
+    r"r:\d+:over",
     r"r:\d+:stage:\d+:\d+",
     "req:.+",
     "emitted:.+",

@@ -17,6 +17,7 @@ import xxhash
 
 from benchmarks.idle_worker import serve_without_model
 from lmpoold.shell.observe import log_to_stderr
+from tests.chaos import hang
 from workers.core.batch import Batch, Chunk, Sampled
 
 LETTERS = 200
@@ -77,6 +78,7 @@ def decode(ids: Sequence[int]) -> str:
 def main(redis_url: str, rank: int, blocks: int, step_ms: float) -> None:
     """Serve rank RANK without a model; every second rank chooses batches ahead."""
     log_to_stderr("info")
+    hang.install()
     serve_without_model(
         lambda block_size: PaperPlant(blocks, block_size, step_ms / 1000),
         decode,

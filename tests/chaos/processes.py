@@ -31,7 +31,7 @@ class Child:
         self.deaths: list[int] = []
         self.codes: list[int] = []
         self._argv = (sys.executable, "-m", *argv, "--redis-url", link.url)
-        self._log = log
+        self.log = log
         self._process: asyncio.subprocess.Process | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._allowed = asyncio.Event()
@@ -49,7 +49,7 @@ class Child:
     async def _keep(self) -> None:
         while True:
             await self._allowed.wait()
-            with self._log.open("ab") as log:
+            with self.log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )

@@ -22,15 +22,18 @@ from tests.chaos.leftovers import judge_idle
 from tests.chaos.load import Askers
 from tests.chaos.picture import take_picture
 from tests.chaos.processes import MODEL, Cast
-from tests.chaos.schedule import plan_faults
+from tests.chaos.schedule import STALL_MS, plan_faults
 
 WORKERS = {
     "paper": ("tests.chaos.paper_worker",),
-    "tiny": ("workers", "--model", MODEL, "--threads", "1", "--blocks", "300"),
+    "tiny": ("tests.chaos.tiny_worker", "--model", MODEL, "--threads", "1", "--blocks", "300"),
 }
 TIE = 1e-3
 """A greedy answer in which the two best tokens come this close (in log probability) is not asked
 for again: which of them wins may hang on the batch it is computed in."""
+UP_S = 120.0
+"""How long workers may take to come up: the last one killed loads its model again, perhaps while
+the machine has other things to do."""
 SETTLE_S = 25.0
 
 
@@ -88,7 +91,8 @@ async def run(plan: Plan, say: Callable[[str], None], keep: Path | None = None) 
         redis = open_redis(cast.server.url)
         try:
             await cast.start()
-            await _until_up(PoolStore(redis, Keyspace()), plan.workers, 120)
+            await _until_up(PoolStore(redis, Keyspace()), plan.workers, UP_S)
+            await PoolStore(redis, Keyspace()).tune({"engine_stall_ms": str(STALL_MS)})
             async with Askers(cast.server.url, cast.outside.url, plan.clients) as askers:
                 return await _run(plan, say, cast, redis, askers)
         finally:
@@ -178,15 +182,18 @@ async def _until_up(store: PoolStore, count: int, within_s: float) -> None:
 
 async def _settle(plan: Plan, cast: Cast, redis) -> list[str]:
     """Return what is still wrong when the pool has had a while to come to rest."""
+    try:
+        await _until_up(PoolStore(redis, Keyspace()), plan.workers, UP_S)
+    except TimeoutError:
+        return [f"a worker was not up {UP_S:.0f} s after the last fault"]
     until_s = time.monotonic() + SETTLE_S
     wrong = ["nobody looked"]
     while wrong and time.monotonic() < until_s:
         await asyncio.sleep(0.5)
         try:
-            await _until_up(PoolStore(redis, Keyspace()), plan.workers, SETTLE_S)
             picture = await take_picture(redis, range(plan.workers))
         except TimeoutError:
-            wrong = ["a worker did not come up, or did not send its pages"]
+            wrong = ["a worker did not send its pages"]
             continue
         wrong = judge_idle(picture, ranks=plan.workers, most_consumers=plan.most_consumers)
     return wrong

@@ -9,6 +9,7 @@ KILLS = ("kill worker", "kill lmpoold", "kill server")
 STOPS = ("stop worker", "stop lmpoold", "stop server")
 LINKS = ("cut", "hold", "hole", "slow")
 MESSAGES = ("replay", "forge", "function flush", "script flush")
+HANGS = ("hang worker",)
 RESTARTS = ("roll worker", "roll lmpoold")
 SERVER_AWAY = "cut all"
 
@@ -19,6 +20,7 @@ WEIGHTS = {
     "stop worker": 9,
     "stop lmpoold": 8,
     "stop server": 3,
+    "hang worker": 6,
     "cut": 7,
     "hold": 7,
     "hole": 5,
@@ -33,6 +35,9 @@ WEIGHTS = {
 }
 """How often each kind comes up, relative to the others."""
 
+STALL_MS = 4000
+"""`engine_stall_ms` of a pool under faults."""
+
 LONGEST_S = {
     "kill worker": 2.0,
     "kill lmpoold": 2.0,
@@ -40,6 +45,7 @@ LONGEST_S = {
     "stop worker": 6.0,
     "stop lmpoold": 8.0,
     "stop server": 4.0,
+    "hang worker": 8.0,
     "cut": 6.0,
     "hold": 5.0,
     "hole": 0.0,
@@ -48,7 +54,8 @@ LONGEST_S = {
 }
 """The longest time from the fault to its cure (restart, SIGCONT, a healed link); others have none.
 
-A stopped worker is fenced after 3 s without a heartbeat: some stops end before, some after it.
+A stopped worker is fenced after 3 s without a heartbeat, and one whose device hangs after
+`STALL_MS`: some of either end before, some after it.
 """
 
 

@@ -6,6 +6,7 @@ is gone has to notice and to begin again from what the server still knows.
 """
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -78,3 +79,39 @@ async def test_an_end_that_was_forgotten_is_noticed_by_an_idle_worker(scene):
             while (await pool.store.ranks())[0].epoch == before:
                 await asyncio.sleep(0.05)
         assert await pool.leftovers(1) == []
+
+
+@pytest.mark.bar(1)
+async def test_a_server_that_comes_back_empty_is_filled_by_those_who_know(scene):
+    async with scene(lmpoolds=2, workers=2) as pool:
+        undisturbed = await pool.ask_all(6, 90)
+        children = pool.cast.children.values()
+        before = {child.name: child.pid for child in children}
+        cached = {row.rank: row.pages for row in await pool.store.ranks()}
+        asking = asyncio.create_task(pool.ask_all(6, 90))
+        await pool.until_running(4)
+        pool.cast.server.kill()
+        shutil.rmtree(pool.cast.server.folder / "appendonlydir")
+        await pool.cast.server.start()
+        assert await asking == undisturbed
+        await pool.until_up({0, 1})
+        assert {child.name: child.pid for child in children} == before, "somebody ended"
+        pages = {row.rank: row.pages for row in await pool.store.ranks()}
+        assert all(pages[rank] >= cached[rank] > 0 for rank in cached), "caches were lost"
+        assert await pool.leftovers(2) == []
+
+
+async def test_a_client_waits_while_an_empty_server_has_no_pool_yet(scene):
+    async with scene(lmpoolds=1, workers=1) as pool:
+        undisturbed = await pool.ask_all(2, 40)
+        daemon = pool.cast.children["lmpoold 0"]
+        daemon.kill()
+        asking = asyncio.create_task(pool.ask_all(2, 40))
+        pool.cast.server.kill()
+        shutil.rmtree(pool.cast.server.folder / "appendonlydir")
+        await pool.cast.server.start()
+        await pool.store.load_library()  # no lmpoold describes the pool for a while
+        await asyncio.sleep(1.0)
+        assert not asking.done()
+        daemon.allow()
+        assert await asking == undisturbed

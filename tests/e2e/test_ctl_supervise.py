@@ -215,3 +215,25 @@ def test_delays_grow_from_half_a_second_to_ten():
 @pytest.mark.parametrize(("code", "text"), [(0, "exit 0"), (2, "exit 2"), (-9, "SIGKILL")])
 def test_an_exit_is_described_in_words(code, text):
     assert describe_exit(code) == text
+
+
+async def test_work_that_takes_its_cancelling_for_a_lost_connection_does_not_hold_the_stop(
+    supervised,
+):
+    supervisor, _ = supervised
+    lost = []
+
+    async def watch():
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:  # as clients do whose call was under way
+                if len(lost) == 2:
+                    raise
+                lost.append("a connection")
+
+    supervisor.own(watch(), "watch")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(15):
+        await supervisor.stop()
+    assert len(lost) == 2

@@ -7,7 +7,7 @@ import pytest
 from lupa.lua51 import LuaRuntime
 
 from lmpoold.store.library import FUNCTIONS, PARTS, source
-from lmpoold.store.scripts import ERRORS
+from lmpoold.store.refusals import ERRORS
 from tests.house.tree import LUA, text_of
 
 HEADER = re.compile(r"\A--\[\[ ([a-z_, ]+): (.+?)\n\]\]", re.DOTALL)

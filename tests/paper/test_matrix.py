@@ -38,7 +38,7 @@ def test_an_interrupted_matrix_goes_on_where_it_was_and_every_trial_begins_empty
 
     said.clear()
     found = asyncio.run(Matrix(("routing-5x",), SMALL, tmp_path).run(said.append))["routing-5x"]
-    assert said[0] == "1 of 2 trials are there already"
+    assert said[1] == "1 of 2 trials are there already"
     assert found == json.loads(path.read_text())
     assert found["metadata"]["complete"] is True
     assert found["metadata"]["dataset_profile"]["total_requests"] == 16

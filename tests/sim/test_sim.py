@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.sim.__main__ import figures, main
+from benchmarks.sim.ablate import main as ablate
 from benchmarks.sim.bounds import ceiling
 from benchmarks.sim.engine import DEFAULT
 from benchmarks.sim.pool import virtual_library
@@ -140,12 +141,32 @@ def test_one_request_alone_takes_as_long_as_its_steps():
     assert request.finished_s == pytest.approx(prefill_s + decodes_s, rel=1e-6)
 
 
-def test_the_command_writes_what_an_archive_needs(tmp_path):
+@pytest.fixture
+def trace_file(tmp_path):
     path = tmp_path / "my_conversation.jsonl"
     rows = [{"timestamp": r.arrival_s * 1000, "input_length": r.input_tokens,
              "output_length": r.output_tokens, "hash_ids": list(r.blocks)}
             for r in conversations(6, 3, 1.0).requests]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_block_sizes_and_parts_of_the_rule_are_tried_one_at_a_time(trace_file, tmp_path):
+    arguments = [str(trace_file), "--workers", "4", "--cache-tokens", "65536", "--seeds", "1",
+                 "--out", str(tmp_path)]  # fmt: skip
+    for kind in ("--blocks", "--rules"):
+        result = CliRunner().invoke(ablate, [*arguments, kind], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    blocks = json.loads((tmp_path / "sim-blocks-conversation-4.json").read_text())
+    names = [row["name"] for row in blocks["rows"]]
+    assert names == [f"blocks of {size} tokens" for size in (16, 64, 256, 512)]
+    parts = json.loads((tmp_path / "sim-ablations-conversation-4.json").read_text())
+    reuse = {row["name"]: row["seeds"][0]["reuse"] for row in parts["rows"]}
+    assert reuse["round robin"] < reuse["the whole rule"] <= parts["ceiling"]
+
+
+def test_the_command_writes_what_an_archive_needs(trace_file, tmp_path):
+    path = trace_file
     arguments = [str(path), "--workers", "2", "--policy", "credit", "--policy", "lfu",
                  "--set", "w_prefill=2", "--out", str(tmp_path)]  # fmt: skip
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)

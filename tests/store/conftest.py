@@ -72,6 +72,17 @@ async def check_parked(store: PoolStore) -> None:
     assert fields == {f"{request_id}:{part}" for request_id in waiting for part in "pta"}
 
 
+async def check_due(store: PoolStore) -> None:
+    """Whoever waits for a rank or is at one has an end, and nobody else."""
+    timed = {raw.decode() for raw in await store.redis.zrange(store.keys.due, 0, -1)}
+    prefix = store.keys.request("")
+    open_ = set()
+    for raw in await store.redis.keys(f"{prefix}*"):
+        if (await store.redis.hget(raw, "state")) in (b"parked", b"routed", b"running"):
+            open_.add(raw.decode().removeprefix(prefix))
+    assert timed == open_
+
+
 @pytest.fixture(params=["fake", "real"])
 async def store(request: pytest.FixtureRequest, server_url: str) -> AsyncIterator[PoolStore]:
     """An empty server of each kind. The real one is started by the session, or the test fails."""
@@ -88,6 +99,7 @@ async def store(request: pytest.FixtureRequest, server_url: str) -> AsyncIterato
     await check_leftovers(store)
     await check_reservations(store)
     await check_parked(store)
+    await check_due(store)
     if lane is not None:
         await lane.close()
     await redis.aclose()

@@ -135,7 +135,6 @@ class PoolMachine(RuleBasedStateMachine):
             except Conflict:
                 return
             raise AssertionError("a rank of a live worker was given away")
-        self.run(asyncio.sleep(0.002))  # epochs and flights are told apart by the millisecond
         self.run(self.pool.join(rank))
         self.model.ranks[rank] = OracleRank(free=32)
         self.model.new_epoch(rank, fell=True)

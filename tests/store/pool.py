@@ -131,7 +131,12 @@ class Pool:
     ) -> RouteCall:
         client = client or request_id
         payload = Payload(
-            client=client, prompt_tokens=len(tokens), sampling=Sampling(max_tokens=max_tokens)
+            client=client,
+            prompt_tokens=len(tokens),
+            sampling=Sampling(max_tokens=max_tokens),
+            priority=priority,
+            deadline_ms=deadline_ms,
+            origin=origin,
         )
         return RouteCall(
             id=request_id,

@@ -70,7 +70,7 @@ async def test_each_end_makes_room(pool, end):
         if end == "failed":
             await pool.store.finish("a", "parked", "c", "worker_failed", "tried thrice", "")
         else:
-            await pool.store.redis.zadd(pool.store.keys.parked, {"a": 1})
+            await pool.store.redis.zadd(pool.store.keys.due, {"a": 1})
             await pool.store.reap(10)
         await pool.store.drain(0, draining=False)
     assert await opened(pool) == {"b"}

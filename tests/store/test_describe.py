@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 import pytest
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.errors import ConfigError, PoolMismatch, ProtocolError
+from lmpoold.protocol.errors import PoolMismatch, PoolUnknown, ProtocolError
+from lmpoold.store.scripts import PoolStore
 from tests.store.pool import IDENTITY, everything
 
 OTHER = {
@@ -103,5 +104,16 @@ async def test_a_lost_library_is_loaded_again_by_the_next_call(pool):
 async def test_a_cfg_without_a_constant_names_it(pool, constant):
     await pool.store.redis.hdel(pool.store.keys.cfg, constant)
     await pool.store.load_library()  # it forgets what it has read of cfg
-    with pytest.raises(ConfigError, match=rf"cfg lacks {constant}"):
-        await pool.store.reap(1)
+    stranger = PoolStore(pool.store.redis, pool.store.keys)
+    with pytest.raises(PoolUnknown, match=rf"cfg lacks {constant}"):
+        await stranger.reap(1)
+
+
+@pytest.mark.parametrize("lost", ["a constant", "all of it"])
+async def test_who_has_described_the_pool_does_so_again_when_that_is_lost(pool, lost):
+    redis, keys = pool.store.redis, pool.store.keys
+    before = await pool.store.cfg()
+    await (redis.hdel(keys.cfg, "max_parked") if lost == "a constant" else redis.flushall())
+    await redis.function_flush("SYNC")
+    assert await pool.store.reap(1) == []
+    assert await pool.store.cfg() == before

@@ -160,7 +160,7 @@ async def test_a_moved_request_keeps_its_deadline(pool):
     await pool.ask("a", PROMPT, deadline_ms=2**42)
     await pool.lose(0)
     await pool.store.reap(10)
-    assert await pool.store.redis.zscore(pool.store.keys.parked, "a") == 2**42
+    assert await pool.store.redis.zscore(pool.store.keys.due, "a") == 2**42
 
 
 async def test_a_draining_rank_that_falls_silent_is_taken_down_too(pool):
@@ -251,7 +251,7 @@ async def test_a_reservation_within_its_time_stays(pool):
 async def test_a_parked_request_past_its_deadline_is_answered_once(pool):
     await pool.ask("a", PROMPT, client="c")
     await pool.ask("b", PROMPT)
-    await pool.store.redis.zadd(pool.store.keys.parked, {"a": 1})
+    await pool.store.redis.zadd(pool.store.keys.due, {"a": 1})
     assert await pool.store.reap(10) == ["late a"]
     assert await pool.store.reap(10) == []
     (answer,) = await pool.answers("c")
@@ -263,7 +263,7 @@ async def test_a_parked_request_past_its_deadline_is_answered_once(pool):
 async def test_late_requests_are_ended_in_bounded_calls(pool):
     for i in range(3):
         await pool.ask(f"q{i}", PROMPT)
-        await pool.store.redis.zadd(pool.store.keys.parked, {f"q{i}": i + 1})
+        await pool.store.redis.zadd(pool.store.keys.due, {f"q{i}": i + 1})
     assert await pool.store.reap(2) == ["late q0", "late q1"]
     assert await pool.store.reap(2) == ["late q2"]
 

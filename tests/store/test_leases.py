@@ -137,6 +137,7 @@ async def test_a_lease_that_cannot_be_is_refused_and_nothing_written(
     assert await everything(pool.store) == before
 
 
+@pytest.mark.bar(30)
 async def test_leases_are_bounded(pool, token):
     for n in range(256):
         await pool.store.lease_grant(token, f"{n:032x}", 1, 60_000, {0: 1})

@@ -183,3 +183,15 @@ async def test_giving_back_a_rank_with_many_requests_moves_all_of_them(pool):
     await pool.store.rank_down(0, epoch)
     assert sorted(await pool.parked_ids()) == sorted(f"q{i}" for i in range(130))
     assert await pool.inbox(0) == []
+
+
+async def test_a_worker_that_finishes_no_step_for_too_long_loses_its_claim(pool):
+    epoch = await pool.join(0)
+    await pool.set(engine_stall_ms=5000)
+    await pool.store.heartbeat(0, epoch, LONG_MS, stuck_ms=4999)
+    assert (await pool.ask("a", PROMPT)).rank == 0
+    with pytest.raises(Stale, match="finished no step for 5000 ms"):
+        await pool.store.heartbeat(0, epoch, LONG_MS, stuck_ms=5000)
+    assert (await pool.ask("b", PROMPT)).outcome == "parked"
+    assert await pool.store.reap(10) == ["down 0"]
+    assert sorted(await pool.parked_ids()) == ["a", "b"]

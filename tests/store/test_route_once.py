@@ -21,6 +21,7 @@ async def test_an_entry_is_not_dispatched_again_when_its_record_is_gone(pool):
     call = pool.call("a", PROMPT, await pool.send(prompt="x"))
     await pool.store.route([call])
     await pool.store.redis.delete(pool.store.keys.request("a"))
+    await pool.store.redis.zrem(pool.store.keys.due, "a")
     assert [one.outcome for one in await pool.store.route([call])] == ["dup"]
     assert len(await pool.inbox(0)) == 1
 
@@ -45,6 +46,7 @@ async def test_of_a_batch_only_what_another_daemon_took_is_left_out(pool, forgot
     await pool.store.route([calls[1], calls[3]])
     if forgotten:
         await pool.store.redis.delete(*(pool.store.keys.request(name) for name in ("q1", "q3")))
+        await pool.store.redis.zrem(pool.store.keys.due, "q1", "q3")
     outcomes = [one.outcome for one in await pool.store.route(calls)]
     assert outcomes == ["routed", "dup", "routed", "dup"]
     assert sorted(message.id for message in await pool.inbox(0)) == ["q0", "q1", "q2", "q3"]

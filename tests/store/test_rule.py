@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from lmpoold.protocol.views import parse_words
-from tests.store.pool import BLOCK, names, pages_of
+from tests.store.pool import BLOCK, IDENTITY, LONG_MS, names, pages_of
 
 PROMPT = list(range(64))
 TAILS = [[*PROMPT[:48], *[100 + n] * 15] for n in range(40)]
@@ -32,6 +32,7 @@ async def ranks(pool, count, blocks=1000):
 # --- prefixes in flight
 
 
+@pytest.mark.bar(20)
 async def test_siblings_of_a_burst_follow_the_first_before_anything_is_published(pool):
     await pool.set(w_decode=0, w_flight=0)
     await ranks(pool, 4)
@@ -45,6 +46,7 @@ async def test_siblings_of_a_burst_follow_the_first_before_anything_is_published
     assert (await terms(pool, "q1"))[routed[0].rank]["deep"] == "12"
 
 
+@pytest.mark.bar(20)
 async def test_siblings_in_one_call_follow_one_another(pool):
     await pool.set(w_decode=0, w_flight=0)
     await ranks(pool, 4)
@@ -75,6 +77,25 @@ async def test_a_prefix_in_flight_ends_with_the_epoch_that_was_to_compute_it(poo
     await pool.ask("a", TAILS[0])
     await pool.store.rank_down(0, pool.epochs[0])
     await ranks(pool, 1)
+    await pool.ask("b", TAILS[1])
+    assert (await terms(pool, "b"))[0]["deep"] == "0"
+
+
+async def test_an_epoch_of_the_same_millisecond_does_not_inherit_what_was_in_flight(pool):
+    await pool.set(w_decode=0)
+    await ranks(pool, 1)
+    call = pool.call("a", TAILS[0], await pool.send(prompt="x"))
+    identity = [part for pair in IDENTITY.to_fields().items() for part in pair]
+    # The server's clock stands still within a transaction.
+    async with pool.store.redis.pipeline(transaction=True) as pipe:
+        for words in (
+            ("route", *call.to_args()),
+            ("rank_down", 0, pool.epochs[0], 100, "left"),
+            ("rank_up", 0, "", LONG_MS, 1000, len(identity) // 2, *identity),
+        ):
+            pipe.execute_command("FCALL", words[0], 1, pool.store.keys.load, *words[1:])
+        *_, epoch = await pipe.execute()
+    assert int(epoch) > int(pool.epochs[0])
     await pool.ask("b", TAILS[1])
     assert (await terms(pool, "b"))[0]["deep"] == "0"
 
@@ -200,6 +221,7 @@ async def test_an_urgent_request_counts_a_part_of_what_waits(pool):
 # --- overload
 
 
+@pytest.mark.bar(21)
 async def test_one_hot_prefix_at_twice_a_worker_s_capacity_spreads(pool):
     """A round brings two workers' worth of requests; each worker ends one worth of its queue."""
     worth = 8  # requests that one worker ends in a round
@@ -227,6 +249,7 @@ async def test_one_hot_prefix_at_twice_a_worker_s_capacity_spreads(pool):
     assert longest <= 3 * worth
 
 
+@pytest.mark.bar(21)
 async def test_a_missing_prefix_never_goes_to_an_overloaded_worker(pool):
     await ranks(pool, 3)
     await pool.report(0, free=1000, wait=5000, run=5000, sequences=64, puts=pages_of(PROMPT))

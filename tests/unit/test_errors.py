@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from lmpoold.protocol import errors
-from lmpoold.store.scripts import ERRORS
+from lmpoold.store.refusals import ERRORS
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 

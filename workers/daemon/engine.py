@@ -25,6 +25,7 @@ from workers.core.pace import Pace
 from workers.core.schedule import Scheduler
 from workers.core.sequence import Sequence as Progress
 from workers.daemon.answers import Answer, Vocabulary, logprobs_text
+from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.report import StepReport
 
 STALL_S = 0.002
@@ -124,6 +125,7 @@ class Engine:
         decode_weight: float,
         clock_offset_s: float,
         report: Callable[[StepReport | None], None],
+        metrics: WorkerMetrics,
         check: bool = False,
     ) -> None:
         """Prepare the thread.
@@ -136,6 +138,7 @@ class Engine:
             decode_weight: prefill tokens that one output token counts for in the load.
             clock_offset_s: the server's unix time minus this host's.
             report: called on this thread with each report, and with None when it ends.
+            metrics: told of arrivals, steps and reports.
             check: assert every invariant after each handover; a broken one ends the thread.
         """
         self._scheduler = scheduler
@@ -147,6 +150,7 @@ class Engine:
         self._decode_weight = decode_weight
         self._clock_offset_s = clock_offset_s
         self._report = report
+        self._metrics = metrics
         self._check = check
         self._handoff = Handoff(scheduler.pool)
         self.pace = Pace()
@@ -158,6 +162,8 @@ class Engine:
         self._out = _Outbox()
         self._epoch = ""
         self._stalled = False
+        self._moved_s: float | None = None
+        """When it last finished a step or had nothing to do; None while it has nothing."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.failure: BaseException | None = None
 
@@ -174,6 +180,11 @@ class Engine:
         """Wait for the thread after Stop; False if it still runs."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def stuck_s(self, now_s: float) -> float:
+        """Return for how long it has had work and finished no step of it; from any thread."""
+        moved_s = self._moved_s
+        return 0.0 if moved_s is None else max(0.0, now_s - moved_s)
 
     @property
     def alive(self) -> bool:
@@ -200,7 +211,7 @@ class Engine:
         """Carry out what is queued; wait for the first only when idle. False on Stop."""
         wait_s: float | None = 0.0
         if not self._busy:
-            wait_s = None
+            wait_s = self._moved_s = None
         elif self._stalled:
             wait_s = STALL_S
         while True:
@@ -209,6 +220,8 @@ class Engine:
             except queue.Empty:
                 return True
             wait_s = 0.0
+            if self._moved_s is None:
+                self._moved_s = time.monotonic()
             match command:
                 case Add(dispatch):
                     self._add(dispatch)
@@ -254,6 +267,7 @@ class Engine:
             self._fail(answer, sequence, "worker_failed", f"this worker cannot run it: {error}")
             return
         self._answers[dispatch.id] = answer
+        self._metrics.arrived(dispatch.id)
         if payload.deadline_ms:
             heapq.heappush(self._deadlines, (payload.deadline_ms, dispatch.id, dispatch.attempt))
         self._out.admitted.append(f"{dispatch.id}.{dispatch.attempt}")
@@ -261,6 +275,7 @@ class Engine:
     def _end(self, request_id: str, code: str, message: str) -> None:
         """End a request early; without a code nobody is told."""
         answer = self._answers.pop(request_id, None)
+        self._metrics.left(request_id)
         sequence = self._scheduler.abort(request_id)
         if answer is not None and sequence is not None and code:
             self._fail(answer, sequence, code, message)
@@ -289,6 +304,7 @@ class Engine:
         launched = bool(batch.rows)
         if launched:
             self._plant.launch(batch)
+            self._metrics.launched(batch)
             self._under_way.append((batch, time.monotonic()))
         self._stalled = not self._under_way  # somebody else holds the blocks it needs
         if len(self._under_way) > (self._scheduler.lookahead if launched else 0):
@@ -297,7 +313,7 @@ class Engine:
     def _take_in(self) -> None:
         batch, launched_s = self._under_way.popleft()
         sampled = self._plant.collect()
-        now_s = time.monotonic()
+        self._moved_s = now_s = time.monotonic()
         self._learn(batch, now_s - max(launched_s, self._collected_s))
         self._collected_s = now_s
         results = self._scheduler.complete(batch, sampled.tokens, now_s)
@@ -321,6 +337,7 @@ class Engine:
     def _learn(self, batch: Batch, took_s: float) -> None:
         tokens = sum(chunk.length for chunk in batch.prefills)
         self.pace.observe(tokens, len(batch.decodes), took_s)
+        self._metrics.stepped(tokens, len(batch.decodes), took_s)
 
     def _ended(
         self, answer: Answer, sequence: Progress, state: str, reason: str, emitted: int
@@ -342,15 +359,15 @@ class Engine:
         changes = self._scheduler.pool.drain_changes()
         counts = self._scheduler.load(self._decode_weight)
         self.shortage_blocks = self._scheduler.pool.reclaimable - counts.reclaimable
-        self._report(
-            StepReport(
-                epoch=self._epoch,
-                counts=counts,
-                outputs=out.outputs,
-                ended=out.ended,
-                admitted=out.admitted,
-                puts={} if out.snapshot else changes.puts,
-                dels=() if out.snapshot else changes.dels,
-                snapshot=self._scheduler.pool.snapshot() if out.snapshot else None,
-            )
+        report = StepReport(
+            epoch=self._epoch,
+            counts=counts,
+            outputs=out.outputs,
+            ended=out.ended,
+            admitted=out.admitted,
+            puts={} if out.snapshot else changes.puts,
+            dels=() if out.snapshot else changes.dels,
+            snapshot=self._scheduler.pool.snapshot() if out.snapshot else None,
         )
+        self._metrics.reported(report)
+        self._report(report)

@@ -30,6 +30,7 @@ class Heartbeat:
         epoch: str,
         *,
         version: Callable[[], int],
+        stuck_ms: Callable[[], int],
         on_fenced: Callable[[], None],
     ) -> None:
         """Prepare the thread.
@@ -41,11 +42,14 @@ class Heartbeat:
             epoch: under which it is held.
             version: called on the thread: the last report that the server acknowledged. A server
                 that has an older one has forgotten, and even an idle worker has to join again.
+            stuck_ms: called on the thread: for how long the worker has had work and finished none
+                of it. It keeps the claim only while that is short.
             on_fenced: called on the thread when the rank was taken away.
         """
         self._redis = open_redis(url, pool=keys.pool, timeout_s=EVERY_S)
         self._words = ("FCALL", "heartbeat", 1, keys.load, rank, epoch, TTL_MS)
         self._version = version
+        self._stuck_ms = stuck_ms
         self._on_fenced = on_fenced
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -73,11 +77,12 @@ class Heartbeat:
         while not self._stop.wait(max(0.0, following_s - time.monotonic())):
             following_s = time.monotonic() + EVERY_S
             try:
-                words = (*self._words, self._version())
+                words = (*self._words, self._version(), self._stuck_ms())
                 runner.run(self._redis.execute_command(*words))  # type: ignore[no-untyped-call]
                 missed = 0
             except ResponseError as error:
                 if str(error).startswith(("STALE_EPOCH", "NORANK")):
+                    log.warning("claim lost", extra={"why": str(error)})
                     self._on_fenced()
                     return
                 missed += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from lmpoold.protocol.errors import ConfigError, Conflict, PoolMismatch
+from lmpoold.protocol.errors import ConfigError, Conflict, PoolMismatch, PoolUnknown
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.shell.steady import is_lost, pause
@@ -100,10 +100,11 @@ async def claim(
 
     Raises:
         PoolMismatch: names the field in which worker and pool differ.
-        ConfigError: another live worker holds the rank.
+        ConfigError: another live worker holds the rank, or no lmpoold describes the pool.
     """
     own = {"device": config.device, "host": socket.gethostname(), "pid": str(os.getpid())}
-    until_s = time.monotonic() + 2 * TTL_MS / 1000
+    began_s = time.monotonic()
+    until_s = began_s + 2 * TTL_MS / 1000
     while True:
         try:
             return await store.rank_up(
@@ -117,6 +118,9 @@ async def claim(
         except Conflict as error:
             if time.monotonic() > until_s or stop.is_set():
                 raise ConfigError(str(error)) from None
+        except PoolUnknown:  # the server came back empty: an lmpoold will describe the pool again
+            if time.monotonic() > began_s + config.start_timeout_s or stop.is_set():
+                raise
         except (RedisError, OSError) as error:
             if not is_lost(error) or stop.is_set():
                 raise

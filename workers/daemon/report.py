@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmpoold.protocol.hashing import PrefixHash
@@ -48,6 +48,15 @@ class Backlog:
         """The tickets admitted whose requests have not ended in the same backlog."""
         over = {f"{end.id}.{end.attempt}" for end in self.ended}
         return [ticket for ticket in self.admitted if ticket not in over]
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Leave out what is said of some requests: the pool has ended them."""
+        kept = {
+            client: [row for row in rows if row.id not in ids]
+            for client, rows in self.outputs.items()
+        }
+        self.outputs = {client: rows for client, rows in kept.items() if rows}
+        self.ended = [end for end in self.ended if end.id not in ids]
 
     def add(self, report: StepReport) -> None:
         """Merge a later report in: of a put and a del of one hash, the later counts."""

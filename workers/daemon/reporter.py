@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from lmpoold.protocol.errors import LMPoolError, Stale
-from lmpoold.store.scripts import PoolStore, delta_args, emit_args
-from workers.daemon.engine import Engine, Reset
+from lmpoold.protocol.errors import LMPoolError, RequestsOver, Stale
+from lmpoold.shell.observe import log_request
+from lmpoold.store.said import delta_args, emit_args
+from lmpoold.store.scripts import PoolStore
+from workers.daemon.engine import Abort, Engine, Reset
 from workers.daemon.report import Backlog, StepReport
 
 
@@ -64,11 +66,17 @@ class Reporter:
             self._step += 1
         # Kept until the server has it all: each call is safe to repeat (by step, by version).
         sending = self._sending
-        if sending.counts is not None:
-            if sending.snapshot is None:
-                await self._send(engine, sending)
-            else:
-                await self._send_snapshot(sending)
+        while sending.counts is not None:
+            try:
+                if sending.snapshot is None:
+                    await self._send(engine, sending)
+                else:
+                    await self._send_snapshot(sending)
+                break
+            except RequestsOver as over:
+                sending.drop(over.ids)
+                for request_id in over.ids:
+                    engine.tell(Abort(request_id))
         self._sending = None
 
     def _collect(self, engine: Engine) -> None:
@@ -78,6 +86,16 @@ class Reporter:
                 raise EngineFailed("the engine thread ended") from engine.failure
             if report.epoch == self._epoch:
                 self._backlog.add(report)
+                for end in report.ended:
+                    log_request(
+                        "ended",
+                        end.id,
+                        rank=self._rank,
+                        attempt=end.attempt,
+                        state=end.state,
+                        finish=end.finish_reason,
+                        output_tokens=end.output_tokens,
+                    )
 
     async def _send(self, engine: Engine, sending: Backlog) -> None:
         """Answers and changes, in one round trip."""

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from lmpoold.protocol.errors import ConfigError, Stale
+from lmpoold.protocol.config import PoolConstants
+from lmpoold.protocol.errors import ConfigError, RankUnknown, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.shell.steady import settle_heap, steadily, stop_on_signals
+from lmpoold.shell.metrics import show_metrics
+from lmpoold.shell.steady import pause, settle_heap, steadily, stop_on_signals
 from lmpoold.store.connect import check_server, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.plans import PlanStore
@@ -23,12 +26,14 @@ from lmpoold.store.streams import Inbox
 from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Engine, Plant, Reset, Stop
+from workers.daemon.engine import Engine, Handover, Plant, Reset, Stop
 from workers.daemon.foreground import Foreground
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
+from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.pacing import PaceReport
+from workers.daemon.progress import Progress
 from workers.daemon.reporter import EngineFailed, Reporter
 from workers.daemon.settings import WorkerConfig
 from workers.daemon.transfers import Transfers
@@ -37,6 +42,9 @@ from workers.transport.port import Transport
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
+RECOVER_S = 5.0
+"""How much longer than engine_stall_ms a step may take before the process ends, for a supervisor to
+start another one."""
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -80,7 +88,14 @@ async def serve(config: WorkerConfig, build: Build) -> None:
         began_s = time.monotonic()
         equipment = await asyncio.to_thread(build, pool, boot)
         log.info("loaded", extra={"model": config.model, "took_s": time.monotonic() - began_s})
-        await _Worker(config, store, reads, pool, equipment, stop).run(boot)
+        registry = CollectorRegistry()
+        metrics = WorkerMetrics(registry)
+        scraped = show_metrics(registry, config.metrics_host, config.metrics_port)
+        try:
+            await _Worker(config, store, reads, pool, equipment, metrics, stop).run(boot)
+        finally:
+            if scraped is not None:
+                scraped.close()
     finally:
         await calls.close()
         await reads.close()
@@ -98,6 +113,7 @@ class _Worker:
         reads: Lane,
         pool: Pool,
         equipment: Equipment,
+        metrics: WorkerMetrics,
         stop: asyncio.Event,
     ) -> None:
         self._config = config
@@ -105,6 +121,7 @@ class _Worker:
         self._reads = reads
         self._pool = pool
         self._equipment = equipment
+        self._metrics = metrics
         self._stop = stop
         self._reporter = Reporter(store, rank=config.rank)
         self._transfers: Transfers | None = None
@@ -136,6 +153,9 @@ class _Worker:
                     break
                 log.warning("fenced; joining again", extra={"rank": self._config.rank})
                 engine.tell(Reset("", forget=True))
+                await self._until_it_moves(engine)
+                if self._stop.is_set():
+                    break
                 epoch = await self._claim(epoch)
         except EngineFailed:
             failed = True
@@ -171,8 +191,39 @@ class _Worker:
             decode_weight=self._pool.decode_weight,
             clock_offset_s=offset_s,
             report=self._reporter.post,
+            metrics=self._metrics,
             check=self._config.check,
         )
+
+    async def _until_it_moves(self, engine: Engine) -> None:
+        """Wait until the engine has taken in what it was told, or the worker shall stop.
+
+        Who claimed the rank before would only be given requests again.
+
+        Raises: EngineFailed: the engine hangs, or its thread is gone.
+        """
+        moved = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def done(_: object) -> None:
+            loop.call_soon_threadsafe(moved.set)
+
+        engine.tell(Handover(lambda *_: None, done))
+        most_s = await self._stall_s() + RECOVER_S
+        while not moved.is_set() and not self._stop.is_set():
+            stuck_s = engine.stuck_s(time.monotonic())
+            if stuck_s > most_s or not engine.alive:
+                log.error("the engine finished no step; ending", extra={"for_s": round(stuck_s)})
+                raise EngineFailed("the engine hangs, or is gone") from engine.failure
+            await pause(self._stop, 0.05)
+
+    async def _stall_s(self) -> float:
+        """Return `engine_stall_ms` as it is set now, or as it comes when no server can tell."""
+        try:
+            cfg = await self._store.cfg()
+        except (RedisError, OSError):
+            cfg = {}
+        return float(cfg.get("engine_stall_ms", PoolConstants().engine_stall_ms)) / 1000
 
     async def _claim(self, held: str) -> str:
         transport, facts = self._equipment.transport, {}
@@ -207,6 +258,7 @@ class _Worker:
             self._config.rank,
             epoch,
             version=lambda: self._reporter.version,
+            stuck_ms=Progress(engine.stuck_s).stuck_ms,
             on_fenced=on_fenced,
         )
         keys, rank = self._store.keys, self._config.rank
@@ -241,7 +293,7 @@ class _Worker:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
-                if isinstance(error, Stale):
+                if isinstance(error, (Stale, RankUnknown)):
                     return True
                 if error is not None:
                     raise error
@@ -259,7 +311,7 @@ class _Worker:
         """Give the rank back; without a server the lease lapses and the reaper does it."""
         try:
             await self._store.rank_down(self._config.rank, epoch, failed=failed)
-        except (RedisError, OSError, Stale) as error:
+        except (RedisError, OSError, Stale, RankUnknown) as error:
             log.warning("left without a word", extra={"why": str(error)})
             return
         log.info("stopped", extra={"rank": self._config.rank, "server": "told"})

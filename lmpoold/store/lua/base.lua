@@ -86,6 +86,13 @@ local function unreserve(rank, c, ticket)
   return true
 end
 
+-- Park a request: `parked` is in the order of retry, by priority, then by deadline. A deadline in unix ms
+-- stays below 2^42 for a long time, and a thousand times that is a whole number still.
+local function line_up(id, priority, deadline)
+  call('ZADD', P .. 'parked', fmt('%.0f', min(deadline, 2^42 - 1) - priority * 2^42), id)
+  call('ZADD', P .. 'due', fmt('%.0f', deadline), id)
+end
+
 local function unpark(id)
   call('HDEL', P .. 'parked:req', id .. ':p', id .. ':t', id .. ':a')
   return call('ZREM', P .. 'parked', id) == 1

@@ -12,8 +12,8 @@ Returns  cancel: the state the request was in, or UNKNOWN (a mark waits for it d
 Errors   NOCFG      no lmpoold has described the pool yet
          HELD       another lmpoold leads
 
-Holds    Every reservation, parked request, placement lease and claim on a rank ends here, and only here,
-         when its time is over.
+Holds    Every reservation, request, placement lease and claim on a rank ends here, and only here, when
+         its time is over.
 ]]
 local function cancel(a)
   local g, problem = read_cfg(now_ms())
@@ -79,12 +79,7 @@ local function reap(a)
       expire_reservations(rank, c, now, out)
     end
   end
-  for _, id in ipairs(call('ZRANGEBYSCORE', P .. 'parked', '-inf', fmt('%.0f', now), 'LIMIT', 0, most)) do
-    local client = call('HGET', P .. 'req:' .. id, 'client') or id
-    unpark(id)
-    refuse(g, id, client, 'deadline_exceeded', 'its deadline passed while it waited for room', 'failed')
-    out[#out + 1] = 'late ' .. id
-  end
+  end_late(g, now, most, out)
   for _, name in ipairs(end_leases(now)) do out[#out + 1] = 'lease ' .. name end
   forget_consumers(tonumber(a[2]), out)
   return out

@@ -44,5 +44,6 @@ local function refuse(g, id, client, code, message, state)
   call('HSET', P .. 'req:' .. id, 'state', state, 'client', client, 'finish', code)
   call('EXPIRE', P .. 'req:' .. id, g.req_ttl_s)
   call('UNLINK', P .. 'emitted:' .. id)
+  call('ZREM', P .. 'due', id)
   leave(g, client, id)
 end

@@ -48,7 +48,9 @@ local function unfit(c, a)
   for i = 7, 6 + tonumber(a[6]) do
     local id, attempt = match(a[i], '^(.+)%.(%d+)$')
     local cur = call('HMGET', P .. 'req:' .. id, 'state', 'attempt')
-    if (cur[1] ~= 'routed' and cur[1] ~= 'running') or cur[2] ~= attempt then
+    local here = cur[1] == 'routed' or cur[1] == 'running'
+      or (cur[1] == 'failed' and call('EXISTS', rank_key(a[1], 'over')) == 1)  -- the pool ended it here
+    if not here or cur[2] ~= attempt then
       return err('STALE_EPOCH', 'the pool gave ' .. a[i] .. ' to nobody: join again')
     end
   end

@@ -16,7 +16,7 @@ local function park(g, r, deadline, terms)  -- `deadline` as text
       ' requests already wait; send it again later', 'failed')
     return r.id .. ' refused overloaded'
   end
-  call('ZADD', P .. 'parked', deadline, r.id)
+  line_up(r.id, r.priority, deadline)
   call('HSET', P .. 'parked:req', r.id .. ':p', r.payload, r.id .. ':t', r.tokens, r.id .. ':a', r.attempt)
   call('HSET', P .. 'req:' .. r.id, 'state', 'parked', 'client', r.client, 'deadline',
     deadline, 'attempt', r.attempt, 'reason', 'no_capacity', 'terms', terms)
@@ -52,7 +52,7 @@ local function route_one(g, cache, r)
   if r.source == 'parked' then unpark(r.id) end
   local rank, hit, need = c.rank, c.hi, c.need
   if c.lease > 0 then use_lease(lease, name, rank) end
-  if c.fly < n then take_off(r.hashes, n, hit, rank, r.now) end
+  if c.fly < n then take_off(r.hashes, n, hit, rank, max(r.now, c.born)) end
   seen[P .. rank] = nil  -- it no longer is what its text says, until written
   local work = floor(max(1, r.ntok - c.deep * g.block_size) + g.w_decode * r.nmax)
   c.resv, c.resv_tok = c.resv + need, c.resv_tok + work
@@ -72,6 +72,8 @@ local function route_one(g, cache, r)
   call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
     'client', r.client, 'deadline', deadline, 'entry', entry,
     'reason', reason, 'terms', terms)
+  local due = cache.due
+  due[#due + 1], due[#due + 2] = deadline + g.late_grace_ms, r.id
   return fmt('%s %s %d %d', r.id, rank, hit, need)
 end
 
@@ -97,9 +99,10 @@ local function route(a)
       client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
   acknowledge(todo, sources)
-  local cache, out = {rows = {}}, {}
+  local cache, out = {rows = {}, due = {}}, {}
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i]) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
+  if #cache.due > 0 then call('ZADD', P .. 'due', unpack(cache.due)) end
   for rank, c in pairs(cache.rows) do
     if c and c.promised then
       call('HSET', c.resv_key, unpack(c.promised))

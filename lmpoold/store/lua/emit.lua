@@ -11,6 +11,7 @@ Returns  emit: OK | DUP; step: as delta, and with GAP nothing was written
 Errors   NOCFG      no lmpoold has described the pool yet
          NORANK     the rank never joined
          STALE_EPOCH  the rank was fenced: its requests run elsewhere, nothing was written
+         OVER       requests named that the pool has ended: nothing was written, send it without them
          BADARGS    (step) delta cannot read the counts
 
 Holds    One end a request: answer, state, acknowledgement and removal are one call.
@@ -22,8 +23,11 @@ local function emit(a)
   local g, missing = read_cfg(now_ms())
   if not g then return missing end
   local seq = P .. 'r:' .. a[1] .. ':emitted'
-  local epoch, written = match(call('GET', seq) or '', '^(%d+):(%d+)$')
+  local was = call('MGET', seq, rank_key(a[1], 'over'))
+  local epoch, written = match(was[1] or '', '^(%d+):(%d+)$')
   if epoch == a[2] and tonumber(a[3]) <= tonumber(written) then return 'DUP' end
+  local over = was[2] and over_in(g, a) or {}
+  if #over > 0 then return err('OVER', concat(over, ' ')) end
   call('SET', seq, a[2] .. ':' .. a[3], 'PX', g.out_ttl_ms)
   local i = 5
   for _ = 1, tonumber(a[4]) do
@@ -39,7 +43,7 @@ local function emit(a)
     i = i + 2
   end
   i = i + 1
-  local stream, stats, freed = P .. 'w:' .. a[1], rank_key(a[1], 'stats'), false
+  local stream, stats, freed, gone = P .. 'w:' .. a[1], rank_key(a[1], 'stats'), false, {}
   for _ = 1, tonumber(a[i]) do
     local id, key = a[i + 1], P .. 'req:' .. a[i + 1]
     freed = unreserve(a[1], c, id .. '.' .. a[i + 2]) or freed
@@ -47,6 +51,7 @@ local function emit(a)
       'cached_tokens', a[i + 7], 'emitted', a[i + 8])
     call('EXPIRE', key, g.req_ttl_s)
     call('UNLINK', P .. 'emitted:' .. id)
+    gone[#gone + 1] = id
     if g.max_client_requests > 0 then leave(g, call('HGET', key, 'client') or '', id) end
     call('XACK', stream, a[2], a[i + 3])
     call('XDEL', stream, a[i + 3])
@@ -56,6 +61,7 @@ local function emit(a)
     call('HINCRBY', stats, 'output_tokens', a[i + 8])
     i = i + 8
   end
+  if #gone > 0 then call('ZREM', P .. 'due', unpack(gone)) end
   if freed then write_row(a[1], c) end
   return 'OK'
 end

@@ -5,7 +5,8 @@ rank_up ARGV    1 rank, 2 epoch held before or '', 3 alive ttl ms, 4 total block
                 then n x (cfg field, value), then info pairs for `r:<k>:info`
 rank_down ARGV  1 rank, 2 epoch, 3 most requests to move (the caller repeats until 0 remain), 4 `failed`
                 or `left`: whether its requests may be to blame
-heartbeat ARGV  1 rank, 2 epoch, 3 alive ttl ms, 4 last version that was acknowledged to the worker
+heartbeat ARGV  1 rank, 2 epoch, 3 alive ttl ms, 4 last version that was acknowledged to the worker,
+                5 for how many ms the worker has had work and finished no step of it
 drain ARGV      1 rank, 2 `drain` or `up`
 
 Returns  rank_up: the new epoch; rank_down: requests still to move; heartbeat, drain: OK
@@ -14,10 +15,12 @@ Errors   NOCFG      no lmpoold has described the pool yet
          TOO_SMALL  the rank could not hold one request of max_model_len
          RANK_TAKEN another live worker holds the rank
          NORANK     the rank never joined
-         STALE_EPOCH  the caller lost the rank, or the server lost its reports: join again
+         STALE_EPOCH  the caller lost the rank, or the server lost its reports, or (heartbeat) it computes
+                    no more: join again
 
 Holds    A new epoch empties the rank's pages and reservations at once and moves its requests to `parked`.
-         Epochs only grow: max(old + 1, unix ms). Two owners never share one.
+         Epochs only grow: max(old, unix ms) + 1, so what was in flight before is older. Two never share one.
+         A worker that lives and makes no progress for engine_stall_ms counts as dead.
 ]]
 
 -- Longer than 64 bytes on purpose: it makes Redis keep the hash as a table, not a list, from the start.
@@ -45,7 +48,7 @@ local function rank_up(a)
       '); choose another rank or stop that worker')
   end
   local c = parse_row(call('HGET', P .. 'load', rank)) or {epoch = '0'}
-  c.epoch = fmt('%.0f', max(tonumber(c.epoch) + 1, now_ms()))
+  c.epoch = fmt('%.0f', max(tonumber(c.epoch), (now_ms())) + 1)
   empty(rank, c)
   c.state, c.free = 'up', total
   call('HSET', rank_key(rank, 'pages'), '_', PAGES_FORMAT)
@@ -76,6 +79,13 @@ local function heartbeat(a)
   if not c then return problem end
   if tonumber(c.ver) < tonumber(a[4]) then
     return err('STALE_EPOCH', 'the server forgot reports up to version ' .. a[4] .. ': join again')
+  end
+  local g, missing = read_cfg((now_ms()))
+  if not g then return missing end
+  if tonumber(a[5]) >= g.engine_stall_ms then
+    call('UNLINK', rank_key(a[1], 'alive'))  -- `route` passes it by from now on, `reap` takes it down
+    return err('STALE_EPOCH', 'it finished no step for ' .. a[5] .. ' ms (engine_stall_ms is ' ..
+      g.engine_stall_ms .. '): its requests run elsewhere, join again when it moves')
   end
   call('SET', rank_key(a[1], 'alive'), a[2], 'PX', a[3])
   return 'OK'

@@ -6,23 +6,21 @@ Holds    A request leaves the dead rank's stream and enters `parked` in one call
          its emitted tokens stay in `emitted:<id>`, so the next worker goes on where this one was.
          A request whose workers keep dying is refused, not handed round for ever.
 ]]
--- A request may be what its workers fall over. So many in a row without a token of progress, and it
+-- A request may be what its workers fall over: after most_falls in a row without a token of progress it
 -- is not given to another one.
-local MOST_FALLS = 8
-
 local function move(g, f, cur, fell)
   local key, attempt = P .. 'req:' .. f.id, tonumber(f.attempt) + 1
-  if fell then
+  if fell and g then
     local emitted = call('STRLEN', P .. 'emitted:' .. f.id)
     local falls = tonumber(cur[6] or '') == emitted and cur[5] + 1 or 1
-    if falls >= MOST_FALLS then
+    if falls >= g.most_falls then
       refuse(g, f.id, cur[4], 'worker_failed', falls .. ' workers in a row were lost while they had this ' ..
         'request; it may be what ends them: see their logs', 'failed')
       return
     end
     call('HSET', key, 'falls', falls, 'fell_at', emitted)
   end
-  call('ZADD', P .. 'parked', cur[3], f.id)
+  line_up(f.id, cjson.decode(f.p).priority or 0, tonumber(cur[3]))
   call('HSET', P .. 'parked:req', f.id .. ':p', f.p, f.id .. ':t', f.tokens, f.id .. ':a', attempt)
   call('HSET', key, 'state', 'parked', 'attempt', attempt)
 end
@@ -52,7 +50,7 @@ end
 
 -- Forget what a dead epoch published and reserved.
 local function empty(rank, c)
-  call('UNLINK', rank_key(rank, 'pages'), rank_key(rank, 'resv'))
+  call('UNLINK', rank_key(rank, 'pages'), rank_key(rank, 'resv'), rank_key(rank, 'over'))
   c.free, c.reclaim, c.resv, c.resv_tok, c.wait_tok, c.run_tok, c.run, c.ver = 0, 0, 0, 0, 0, 0, 0, '0'
 end
 

@@ -1,0 +1,39 @@
+"""A snapshot in chunks so small that no other client waits long for them, on whatever machine.
+
+The server's clock is read before and behind each chunk. What passes between is what another client
+may have to wait: the chunk, and those of other workers that came with it, as all of them send their
+snapshots after a restart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+FIRST_PAGES = 250
+LEAST_PAGES = 50
+MOST_PAGES = 1000
+BUDGET_S = 0.002
+"""How long a chunk may take, and what comes with it; another client is to wait 5 ms at most."""
+LAST_CHUNKS = 5
+
+
+class ChunkSize:
+    """How many pages the next chunk may have.
+
+    Attributes:
+        pages: of the next chunk.
+    """
+
+    def __init__(self) -> None:
+        """Begin with a chunk that is small on any machine."""
+        self.pages = FIRST_PAGES
+        self._page_s: deque[float] = deque(maxlen=LAST_CHUNKS)
+
+    def learn(self, pages: int, took_s: float) -> None:
+        """Take in a chunk: its pages, and how long the server was at it."""
+        self._page_s.append(took_s / pages)
+        # The median: a server that had to wait for its processor says too much.
+        page_s = max(median(self._page_s), 1e-9)
+        # Doubled at most: what is right after one short chunk may not be after a longer one.
+        self.pages = max(LEAST_PAGES, min(MOST_PAGES, 2 * pages, int(BUDGET_S / page_s)))
