@@ -17,7 +17,7 @@ from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.scripts import PoolStore
 
-READY_S = 120.0
+READY_S = 240.0
 
 
 class Processes:

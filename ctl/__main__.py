@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from ctl.commands.acl import acl
 from ctl.commands.calibrate import calibrate
 from ctl.commands.cancel import cancel
 from ctl.commands.config import config
@@ -22,6 +23,7 @@ from ctl.commands.ranks import ranks
 from ctl.commands.redis import redis
 from ctl.commands.status import status
 from ctl.commands.submit import submit
+from ctl.commands.top import top
 from ctl.commands.topology import topology
 from ctl.commands.up import up
 from ctl.target import Unreachable
@@ -61,6 +63,7 @@ COMMANDS = (
     demo,
     submit,
     status,
+    top,
     ranks,
     pages,
     plans,
@@ -69,6 +72,7 @@ COMMANDS = (
     drain,
     config,
     topology,
+    acl,
     calibrate,
     pulse,
     redis,

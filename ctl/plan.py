@@ -14,7 +14,7 @@ from ctl.target import Target
 from lmpoold.protocol.errors import ConfigError
 
 NEEDED_BY_WORKERS = ("torch", "transformers", "safetensors")
-NEEDED_BY_GATEWAY = ("starlette", "uvicorn", "httptools", "prometheus_client")
+NEEDED_BY_GATEWAY = ("starlette", "uvicorn", "httptools")
 GATEWAY_DRAIN_S = 5
 """Whoever stops a pool by hand waits for it."""
 

@@ -14,11 +14,11 @@ from dataclasses import asdict
 
 from ctl.conversation import SYSTEM, messages, questions_of
 from ctl.printer import AnswerPrinter
-from ctl.reasons import Explanation, read_explanation
 from ctl.render import percent, plain, to_json
 from ctl.results import LEAST_SAVED, Asked, by_rank, saved_share, sum_up
 from lmpoold.client import PoolClient
 from lmpoold.protocol.errors import RequestFailed
+from lmpoold.protocol.explanation import Explanation, read_explanation
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import Usage
 from lmpoold.store.connect import open_redis

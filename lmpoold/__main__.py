@@ -25,14 +25,19 @@ from lmpoold.text.folder import cache_root
 @click.option("--dtype", default="auto", help="Of the K/V: auto, float32, bfloat16, float16.")
 @click.option("--max-parked", default=PoolConstants().max_parked, help="Requests that may wait.")
 @click.option("--max-ingress", default=PoolConstants().max_ingress, help="Ingress backlog.")
+@click.option("--metrics-host", default="127.0.0.1", help="Where metrics are shown.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Their port; 0: a free one.")
 @click.option("--log-level", default="info")
+@click.option("--log-requests", is_flag=True, help="A line a request, with its id.")
 @click.version_option(package_name="lmpool")
-def command(log_level: str, max_parked: int, max_ingress: int, **options: Any) -> None:
+def command(
+    log_level: str, log_requests: bool, max_parked: int, max_ingress: int, **options: Any
+) -> None:
     """Route requests of one pool: consume its ingress stream, park, retry, reap.
 
     Start any number; each needs the same --model and --block-size. Stop with SIGTERM.
     """
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, requests=log_requests)
     constants = PoolConstants(max_parked=max_parked, max_ingress=max_ingress)
     config = DaemonConfig(cache=cache_root(os.environ), constants=constants, **options)
     uvloop.run(serve(config))

@@ -43,18 +43,26 @@ from workers.daemon.settings import WorkerConfig
 )
 @click.option("--transfer-host", default="127.0.0.1", help="Where other workers reach this one.")
 @click.option("--check/--no-check", default=False, help="Assert the blocks' invariants; for tests.")
+@click.option("--metrics-host", default="127.0.0.1", help="Where metrics are shown.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Their port; 0: a free one.")
 @click.option("--log-level", default="info")
+@click.option("--log-requests", is_flag=True, help="A line a request, with its id.")
 @click.version_option(package_name="lmpool")
 @click.pass_context
 def command(
-    context: click.Context, /, redis_url: str | None, log_level: str, **options: Any
+    context: click.Context,
+    /,
+    redis_url: str | None,
+    log_level: str,
+    log_requests: bool,
+    **options: Any,
 ) -> None:
     """Serve one replica of the pool's model. Stop with SIGTERM: unfinished work moves on."""
     if context.invoked_subcommand is not None:
         return
     if not redis_url:
         raise click.UsageError("give --redis-url, or set LMPOOL_REDIS_URL")
-    log_to_stderr(log_level)
+    log_to_stderr(log_level, requests=log_requests)
     wanted = WorkerConfig(redis_url=redis_url, cache=cache_root(os.environ), **options)
     from workers.daemon.build import build_equipment
     from workers.model.device import choose_device

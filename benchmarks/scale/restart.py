@@ -54,7 +54,6 @@ async def play_worker(url: str, rank: int, pages: int) -> None:
     bench.store = PoolStore(redis, bench.store.keys, Lane(redis))  # as workers call
     names = [*chain(bench, rank)]
     names += [PrefixHash(f"{bench.random.getrandbits(128):032x}") for _ in range(pages - CHAIN)]
-    table = {name: PageEntry(at, 1, at, bench.root) for at, name in enumerate(names)}
     settle_heap()  # as workers do
     print("waiting", flush=True)
     while True:
@@ -64,6 +63,8 @@ async def play_worker(url: str, rank: int, pages: int) -> None:
             epoch = await bench.store.rank_up(
                 rank, held="", ttl_ms=60_000, blocks=2 * pages, identity=identity, facts=facts
             )
+            # Written down only now, as a worker's engine does when it is told of the new epoch.
+            table = {name: PageEntry(at, 1, at, bench.root) for at, name in enumerate(names)}
             await bench.store.swap(rank, epoch, 1, Counts(pages, pages, 0, 0, 0), table)
             break
         except (RedisError, OSError, LMPoolError):

@@ -26,7 +26,7 @@ from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import Counts, PageEntry
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
-from lmpoold.store.scripts import delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
 
 BLOCKS = 64
 HOLDERS = 8

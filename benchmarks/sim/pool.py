@@ -23,7 +23,8 @@ from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.protocol.views import Ended, RouteCall, Routed, read_routed
 from lmpoold.store.lane import Lane
 from lmpoold.store.library import source
-from lmpoold.store.scripts import PoolStore, delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
+from lmpoold.store.scripts import PoolStore
 
 CLOCK_LINE = "local t = call('TIME')"
 VIRTUAL_CLOCK_LINE = "local t = {match(call('GET', P .. 'sim:clock'), '(%d+) (%d+)')}"

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from ctl.reasons import Explanation, read_explanation
 from ctl.render import Column, Sheet, compact, sheet, to_json
 from ctl.target import Target, json_option, open_store, target_options
 from ctl.terminal import run, show
+from lmpoold.protocol.explanation import Explanation, read_explanation
 
 CANDIDATES = (
     Column("", False),

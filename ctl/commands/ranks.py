@@ -58,15 +58,9 @@ def ranks(target: Target, as_json: bool) -> None:
         show(rank_sheets(rows))
 
 
-def used_blocks(row: RankRow) -> int:
-    """Return the blocks that sequences hold; a rank that is down holds none."""
-    down = row.state in ("down", "lost")
-    return 0 if down else max(0, row.blocks - row.free - row.reclaimable)
-
-
 def row_json(row: RankRow) -> dict[str, Any]:
     """Return a rank's row with what follows from it."""
-    return {**asdict(row), "used": used_blocks(row), "hit_rate": row.hit_rate}
+    return {**asdict(row), "used": row.used_blocks, "hit_rate": row.hit_rate}
 
 
 def rank_sheets(rows: Sequence[RankRow]) -> list[Sheet]:
@@ -76,7 +70,7 @@ def rank_sheets(rows: Sequence[RankRow]) -> list[Sheet]:
             row.rank,
             row.state,
             compact(row.blocks),
-            compact(used_blocks(row)),
+            compact(row.used_blocks),
             compact(row.reclaimable),
             compact(row.free),
             compact(row.reserved),

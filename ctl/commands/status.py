@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from rich.console import Group
 from rich.live import Live
 
-from ctl.commands.ranks import row_json, used_blocks
+from ctl.commands.ranks import row_json
 from ctl.render import Column, Sheet, compact, percent, sheet, terminal, to_json
 from ctl.target import Target, json_option, open_store, shown_url, target_options
 from ctl.terminal import console, run, show
@@ -197,7 +197,7 @@ def status_sheets(found: Status) -> list[Sheet]:
             row.rank,
             row.state,
             compact(row.blocks),
-            compact(used_blocks(row)),
+            compact(row.used_blocks),
             compact(row.reclaimable),
             compact(row.free),
             compact(row.reserved),

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from ctl.reasons import read_explanation
 from ctl.render import to_json
 from ctl.target import Target, json_option, open_store, target_options
 from ctl.terminal import note, run, while_served
 from lmpoold.client import PoolClient
 from lmpoold.protocol.errors import Conflict, LMPoolError
+from lmpoold.protocol.explanation import read_explanation
 from lmpoold.protocol.messages import Output, Usage
 from lmpoold.store.scripts import PoolStore
 

@@ -8,8 +8,10 @@ import logging
 import time
 from collections.abc import Sequence
 
+from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.reading import Reader, Refused
 from lmpoold.protocol.views import RouteCall
+from lmpoold.shell.observe import log_request
 from lmpoold.shell.steady import LOST, is_lost, steadily
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
@@ -37,11 +39,14 @@ def size_bytes(entry: Entry) -> int:
 class Ingress:
     """One consumer of the ingress stream."""
 
-    def __init__(self, store: PoolStore, inbox: Inbox, reader: Reader) -> None:
+    def __init__(
+        self, store: PoolStore, inbox: Inbox, reader: Reader, metrics: RouterMetrics
+    ) -> None:
         """Read `inbox`, route through `store`."""
         self._store = store
         self._inbox = inbox
         self._reader = reader
+        self._metrics = metrics
         self._claimed_at_s = 0.0
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._reading: asyncio.Task[list[Entry]] | None = None
@@ -98,16 +103,24 @@ class Ingress:
                 log.warning("server lost", extra={"loop": "large entry", "entry": entry[0]})
 
     async def _serve(self, entries: Sequence[Entry]) -> None:
+        began_s = time.perf_counter()
         if sum(map(size_bytes, entries)) <= INLINE_BYTES:
             read = self._reader.read(entries)
         else:
             read = await asyncio.to_thread(self._reader.read, entries)
+        read_s = time.perf_counter()
+        self._metrics.read(read_s - began_s)
         calls = [one for one in read if isinstance(one, RouteCall)]
         if calls:
-            await self._store.route(calls)
+            routed = await self._store.route(calls)
+            self._metrics.routed(calls, routed, time.perf_counter() - read_s)
+            for reply in routed:
+                log_request(reply.outcome, reply.id, rank=reply.rank, hit_blocks=reply.hit)
         for one in read:
             if isinstance(one, Refused):
                 await self._store.finish(
                     one.id, one.source, one.client, one.code, one.message, one.excerpt
                 )
-                log.info("request refused", extra={"entry": one.source, "code": one.code})
+                self._metrics.refused(one.code)
+                facts = {"request": one.id, "entry": one.source, "code": one.code}
+                log.info("request refused", extra=facts)

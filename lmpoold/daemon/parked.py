@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from redis.asyncio import Redis
 
+from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.reading import Reader
 from lmpoold.protocol.views import RouteCall
+from lmpoold.shell.observe import log_request
 from lmpoold.shell.steady import steadily
 from lmpoold.store.scripts import PoolStore
 
@@ -20,11 +23,14 @@ POLL_S = 0.25
 class Parked:
     """Retries the parked set: by priority, then the nearest deadline."""
 
-    def __init__(self, store: PoolStore, blocking: Redis, reader: Reader) -> None:
+    def __init__(
+        self, store: PoolStore, blocking: Redis, reader: Reader, metrics: RouterMetrics
+    ) -> None:
         """Wait on `blocking`, a client without read timeout."""
         self._store = store
         self._blocking = blocking
         self._reader = reader
+        self._metrics = metrics
         self._behind = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -58,7 +64,14 @@ class Parked:
             for i, request_id in enumerate(ids)
         ]
         calls = await asyncio.to_thread(self._calls, rows)
-        routed = await self._store.route(calls) if calls else []
+        if not calls:
+            return len(ids), False
+        began_s = time.perf_counter()
+        routed = await self._store.route(calls)
+        self._metrics.routed(calls, routed, time.perf_counter() - began_s)
+        for reply in routed:
+            if reply.outcome != "parked":  # it was told when it was parked
+                log_request(reply.outcome, reply.id, rank=reply.rank, hit_blocks=reply.hit)
         return len(ids), any(one.outcome != "parked" for one in routed)
 
     def _calls(self, rows: list[tuple[Any, ...]]) -> list[RouteCall]:

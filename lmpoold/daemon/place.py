@@ -30,8 +30,15 @@ LONGEST_BLOCKS = 4096
 class Placer:
     """Copies hot prefixes; forgets what it began when it no longer leads: the plans go on."""
 
-    def __init__(self, plans: PlanStore, links: LinkKeeper) -> None:
-        """Place by what `links` knows of costs."""
+    def __init__(
+        self,
+        plans: PlanStore,
+        links: LinkKeeper,
+        *,
+        granted: Callable[[int], None] = lambda quota: None,
+    ) -> None:
+        """Place by what `links` knows of costs; `granted` hears of each lease's quota."""
+        self._granted = granted
         self._plans = plans
         self._links = links
         self._turned_s = 0.0
@@ -114,6 +121,7 @@ class Placer:
                 sides = {source: quota, destination: quota}
                 try:
                     await self._plans.store.lease_grant(token, leaf, depth, ttl_ms, sides)
+                    self._granted(sum(sides.values()))
                 except (Conflict, NoCapacity) as error:
                     log.info("no lease", extra={"plan": plan, "why": str(error)})
             elif phase not in (None, Phase.ABORT, Phase.ABORTED):

@@ -10,10 +10,12 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from lmpoold.core.admission import Limits
 from lmpoold.daemon.ingress import Ingress
+from lmpoold.daemon.metrics import PlannerMetrics, RouterMetrics
 from lmpoold.daemon.parked import Parked
 from lmpoold.daemon.reading import Reader
 from lmpoold.daemon.sweep import Sweeper
@@ -22,6 +24,7 @@ from lmpoold.protocol.errors import ConfigError
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
+from lmpoold.shell.metrics import show_metrics
 from lmpoold.shell.steady import is_lost, pause, settle_heap, stop_on_signals
 from lmpoold.store.connect import check_server, describe, open_redis
 from lmpoold.store.lane import Lane
@@ -46,6 +49,7 @@ class DaemonConfig:
         block_size: tokens a KV block, 16 to 256 and a multiple of 16.
         max_model_len: 0 takes the model's own.
         dtype: of the K/V; `auto` takes what the model's config names.
+        metrics_port: where Prometheus may ask, 0 for a free port; None shows nothing.
     """
 
     redis_url: str
@@ -56,6 +60,8 @@ class DaemonConfig:
     max_model_len: int = 0
     dtype: str = "auto"
     constants: PoolConstants = field(default_factory=PoolConstants)
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         if not (16 <= self.block_size <= 256 and self.block_size % 16 == 0):
@@ -96,19 +102,24 @@ async def serve(config: DaemonConfig) -> None:
         block_size=config.block_size,
         limits=Limits(longest, text.vocab_size),
     )
+    registry = CollectorRegistry()
+    router = RouterMetrics(registry, config.block_size)
+    planner = PlannerMetrics(registry)
     redis = open_redis(config.redis_url, pool=config.pool)
     blocking = open_redis(config.redis_url, pool=config.pool, blocking=True)
     calls, reads = Lane(redis), Lane(blocking, blocking=True)
     store = PoolStore(redis, keys, calls)
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     inbox = Inbox(reads, keys.ingress, INGRESS_GROUP, name)
+    scraped = show_metrics(registry, config.metrics_host, config.metrics_port)
     try:
         version = await _set_up(store, identity, config.constants, stop)
         settle_heap()
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(Ingress(store, inbox, reader).run(stop), name="ingress")
-            loops.create_task(Parked(store, blocking, reader).run(stop), name="parked")
-            loops.create_task(Sweeper(store, name).run(stop), name="sweep")
+            loops.create_task(Ingress(store, inbox, reader, router).run(stop), name="ingress")
+            loops.create_task(Parked(store, blocking, reader, router).run(stop), name="parked")
+            sweeper = Sweeper(store, name, planner, watch=scraped is not None)
+            loops.create_task(sweeper.run(stop), name="sweep")
             log.info("ready", extra={"server": version, "pool": config.pool, "consumer": name})
         await _leave(store, name)
     finally:
@@ -116,6 +127,8 @@ async def serve(config: DaemonConfig) -> None:
         await reads.close()
         await redis.aclose()
         await blocking.aclose()
+        if scraped is not None:
+            scraped.close()
 
 
 async def _leave(store: PoolStore, name: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -23,6 +24,8 @@ from lmpoold.gateway.asking import Asker, usable_name
 from lmpoold.gateway.faults import CLIENT_LEFT, Fault, broken, fault_of, unreachable
 from lmpoold.gateway.keyring import KeyRing
 from lmpoold.gateway.metrics import Metrics
+from lmpoold.gateway.openapi import describe
+from lmpoold.gateway.page import Page
 from lmpoold.gateway.reading import Call, Kind, read_call
 from lmpoold.gateway.rendering import Rendering
 from lmpoold.gateway.served import Served
@@ -66,6 +69,7 @@ class Gateway:
     served: Served
     keys: KeyRing
     metrics: Metrics
+    page: Page
     body_limit_bytes: int
 
     async def complete(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,8 +156,12 @@ class Gateway:
 
     async def scrape(self, request: Request) -> Response:
         """Print the metrics."""
-        page = self.metrics.page(await self.served.ranks())
+        page = self.metrics.page(await self.served.state())
         return Response(page, media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, request: Request) -> Response:
+        """Describe the gateway."""
+        return JSONResponse(describe(version("lmpool")))
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -210,6 +218,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
             Route("/health", gateway.health),
             Route("/ready", gateway.ready),
             Route("/metrics", gateway.scrape),
+            Route("/openapi.json", gateway.openapi),
+            *gateway.page.routes(),
         ],
         exception_handlers={HTTPException: _refuse, Fault: _refuse, Exception: _refuse},
     )

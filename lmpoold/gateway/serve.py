@@ -16,7 +16,9 @@ from lmpoold.client import PoolClient
 from lmpoold.gateway.app import Gateway, build_app
 from lmpoold.gateway.asking import Asker
 from lmpoold.gateway.keyring import KeyRing
+from lmpoold.gateway.looking import Looking
 from lmpoold.gateway.metrics import Metrics
+from lmpoold.gateway.page import Page
 from lmpoold.gateway.served import Served
 from lmpoold.protocol.errors import ConfigError
 from lmpoold.protocol.keys import Keyspace
@@ -69,12 +71,14 @@ async def serve(config: GatewayConfig) -> None:
         await _check(redis_url=config.redis_url)
         with _listen(config.host, config.port) as listening:
             async with PoolClient(config.redis_url, config.pool, patience_s=PATIENCE_S) as pool:
+                store = PoolStore(redis, Keyspace(config.pool))
                 gateway = Gateway(
                     pool=pool,
                     asker=Asker(pool),
-                    served=Served(PoolStore(redis, Keyspace(config.pool)), config.names),
+                    served=Served(store, config.names),
                     keys=config.keys,
                     metrics=Metrics(),
+                    page=Page(Looking(store), config.keys),
                     body_limit_bytes=config.body_limit_bytes,
                 )
                 await _run(gateway, listening, config.drain_s, stop)

@@ -12,8 +12,10 @@ from redis.exceptions import RedisError
 
 from lmpoold.gateway.faults import Fault, unknown_model, unreachable
 from lmpoold.gateway.rendering import model_row
+from lmpoold.protocol.state import PoolState
 from lmpoold.protocol.views import RankRow
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.state import read_state
 
 FRESH_S = 5.0
 """How long a reading of `cfg` holds; lmpoold checks the model of each request anyway."""
@@ -82,6 +84,14 @@ class Served:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 return await self._store.ranks()
+        except (RedisError, OSError):
+            return None
+
+    async def state(self) -> PoolState | None:
+        """Return the pool at this moment, None if the server does not answer in time."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                return await read_state(self._store)
         except (RedisError, OSError):
             return None
 

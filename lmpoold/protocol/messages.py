@@ -169,13 +169,16 @@ class Output(NamedTuple):  # one a token: a tuple is made in half the time of a 
     """One step of one request, as it stands on an output stream.
 
     Attributes:
+        id: the request.
         index: of `token`, counted from 0; for an end without a token, the count of tokens before.
         token: the token id, or None for an end without one.
         text: what the stream's text gains; may lag behind the tokens (UTF-8, stop strings).
         logprobs: JSON: {"logprob", "text": of the token, "top": [[id, text, logprob], ...]}.
         finish_reason: `stop` or `length`, "" while it goes on or when it failed (see `code`).
+        usage: how many tokens, with the last output of a request that went well.
         error: OpenAI's error type, "" if the request is well.
         code: its code, e.g. `context_length_exceeded`.
+        message: what to change.
     """
 
     id: str

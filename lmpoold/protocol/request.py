@@ -64,30 +64,44 @@ class Request:
     model: str = ""
 
 
-def _integer(low: int, high: int) -> Callable[[str, str], int]:
-    def read(name: str, text: str) -> int:
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Reads a whole number within bounds."""
+
+    low: int
+    high: int
+
+    def __call__(self, name: str, text: str) -> int:
+        """Return the number; InvalidRequest if it is none."""
         try:
             value = int(text)
         except ValueError:
             raise InvalidRequest(f"`{name}` must be a whole number, got {text[:40]!r}") from None
-        if not low <= value <= high:
-            raise InvalidRequest(f"`{name}` must be between {low} and {high}, got {value}")
+        if not self.low <= value <= self.high:
+            raise InvalidRequest(
+                f"`{name}` must be between {self.low} and {self.high}, got {value}"
+            )
         return value
 
-    return read
 
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Reads a number within bounds."""
 
-def _real(low: float, high: float) -> Callable[[str, str], float]:
-    def read(name: str, text: str) -> float:
+    low: float
+    high: float
+
+    def __call__(self, name: str, text: str) -> float:
+        """Return the number; InvalidRequest if it is none."""
         try:
             value = float(text)
         except ValueError:
             raise InvalidRequest(f"`{name}` must be a number, got {text[:40]!r}") from None
-        if not (math.isfinite(value) and low <= value <= high):
-            raise InvalidRequest(f"`{name}` must be between {low:g} and {high:g}, got {text[:40]}")
+        if not (math.isfinite(value) and self.low <= value <= self.high):
+            raise InvalidRequest(
+                f"`{name}` must be between {self.low:g} and {self.high:g}, got {text[:40]}"
+            )
         return value
-
-    return read
 
 
 def _flag(name: str, text: str) -> bool:
@@ -166,20 +180,20 @@ FIELDS: dict[str, Callable[[str, str], Any]] = {
     "prompt": _text,
     "messages": _messages,
     "tokens": _tokens,
-    "max_tokens": _integer(1, 1_000_000),
-    "temperature": _real(0.0, 100.0),
-    "top_p": _real(0.0, 1.0),
-    "top_k": _integer(0, 1_000_000),
-    "min_p": _real(0.0, 1.0),
-    "seed": _integer(-(2**63), 2**64 - 1),
+    "max_tokens": Whole(1, 1_000_000),
+    "temperature": Real(0.0, 100.0),
+    "top_p": Real(0.0, 1.0),
+    "top_k": Whole(0, 1_000_000),
+    "min_p": Real(0.0, 1.0),
+    "seed": Whole(-(2**63), 2**64 - 1),
     "stop": _stop,
     "ignore_eos": _flag,
-    "logprobs": _integer(0, MAX_LOGPROBS),
-    "priority": _integer(-1000, 1000),
-    "deadline_ms": _integer(1, 7 * 24 * 3600 * 1000),
+    "logprobs": Whole(0, MAX_LOGPROBS),
+    "priority": Whole(-1000, 1000),
+    "deadline_ms": Whole(1, 7 * 24 * 3600 * 1000),
     "client": _name,
     "salt": _text,
-    "origin": _integer(0, 1_000_000),
+    "origin": Whole(0, 1_000_000),
     "model": _text,
 }
 """Every field a producer may send, and how it is read: the order of the producer guide."""

@@ -121,8 +121,12 @@ class PlanOrder:
         entry: id of the stream entry.
         kind: `plan_prepare`, `plan_execute`, `plan_finalize`, `plan_abort` or `plan_settle`.
         id: the plan.
+        role: the participant's side.
         epoch: the participant's own epoch, under which alone the order counts.
-        peer: rank of the other side, and `peer_epoch` its epoch.
+        peer: rank of the other side.
+        peer_epoch: its epoch.
+        mode: whether the source keeps its blocks.
+        why: which of the three uses asked for it.
         hashes: (prepare) the chain, root first.
         first: depth of the first block that travels; (prepare) as the page table has it.
         keep: (prepare, of a move) depth up to which the source keeps its blocks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.hashing import PrefixHash
@@ -35,8 +35,7 @@ class Counts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PageEntry:
+class PageEntry(NamedTuple):  # a snapshot has one a block, and a tuple is made in half the time
     """Where a rank holds one block; `parent` is the hash before it, or the domain root."""
 
     block: int
@@ -73,6 +72,12 @@ class RankRow:
     device: str
     host: str
     pid: str
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks that sequences hold; a rank that is down holds none."""
+        down = self.state in ("down", "lost")
+        return 0 if down else max(0, self.blocks - self.free - self.reclaimable)
 
     @property
     def hit_rate(self) -> float | None:

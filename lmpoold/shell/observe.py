@@ -7,6 +7,9 @@ import logging
 import sys
 from typing import Any
 
+requests_log = logging.getLogger("lmpool.requests")
+"""A line a request and process, where somebody wants them: always with the field `request`."""
+
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -27,8 +30,15 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def log_to_stderr(level: str) -> None:
-    """Send everything from `level` up to stderr."""
+def log_request(event: str, request_id: str, **facts: str | int) -> None:
+    """Log that something became of a request, where somebody wants to know."""
+    if requests_log.isEnabledFor(logging.INFO):
+        requests_log.info(event, extra={"request": request_id, **facts})
+
+
+def log_to_stderr(level: str, *, requests: bool = False) -> None:
+    """Send everything from `level` up to stderr, and with `requests` a line a request too."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[stream], force=True)
+    requests_log.setLevel(logging.INFO if requests else logging.WARNING)

@@ -17,6 +17,7 @@ import hiredis
 from redis.asyncio import Redis
 from redis.asyncio import connection as links
 from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.store.connect import CALL_TIMEOUT_S, LONGEST_BLOCK_S
@@ -120,7 +121,14 @@ class Lane(asyncio.Protocol):
             if self._transport is not None:
                 return self._transport
             connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-            await connection.connect()
+            try:
+                await connection.connect()
+            except (RedisError, OSError):
+                # redis-py lets a broken connection hide that its task was cancelled meanwhile.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise asyncio.CancelledError from None
+                raise
             transport = cast("asyncio.Transport", connection._writer.transport)
             self._reader = hiredis.Reader(replyError=_parse_error)
             transport.set_protocol(self)

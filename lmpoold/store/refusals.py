@@ -36,7 +36,7 @@ ERRORS: dict[str, type[LMPoolError]] = {
 
 
 def translated(error: ResponseError) -> Exception:
-    """Return what an error reply of a function is raised as."""
+    """Return what to raise for an error reply; the reply itself if it is none of ours."""
     word, _, text = str(error).partition(" ")
     if kind := ERRORS.get(word):
         return kind(text)

@@ -8,13 +8,14 @@ from itertools import islice
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as ServerLost
+from redis.exceptions import NoPermissionError, ResponseError
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
 from lmpoold.protocol.errors import Conflict, NoCapacity
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.keys import Keyspace
-from lmpoold.protocol.messages import Output, write_outputs
+from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import (
     Counts,
     Ended,
@@ -28,54 +29,11 @@ from lmpoold.protocol.views import (
 from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 from lmpoold.store.refusals import translated
+from lmpoold.store.said import delta_args, emit_args
 from lmpoold.store.staging import ChunkSize
 
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
-
-
-def emit_args(
-    rank: int,
-    epoch: str,
-    step: int,
-    outputs: Mapping[str, Sequence[Output]],
-    ended: Sequence[Ended],
-) -> list[str | int]:
-    """Return the arguments of `emit`; see `PoolStore.emit`."""
-    args: list[str | int] = [rank, epoch, step, len(outputs)]
-    journal: dict[str, list[str]] = {}
-    for client, rows in outputs.items():
-        entry = write_outputs(rows)
-        args += [client, len(entry), *entry]
-        for row in rows:
-            if row.token is not None:
-                journal.setdefault(row.id, []).append(str(row.token))
-    for end in ended:
-        journal.pop(end.id, None)  # its journal is about to be dropped
-    args.append(len(journal))
-    for request_id, tokens in journal.items():
-        args += [request_id, " ".join(tokens)]
-    args.append(len(ended))
-    for end in ended:
-        args += [end.id, end.attempt, end.entry, end.state, end.finish_reason]
-        args += [end.prompt_tokens, end.cached_tokens, end.output_tokens]
-    return args
-
-
-def delta_args(
-    rank: int,
-    epoch: str,
-    base: int,
-    new: int,
-    counts: Counts,
-    admitted: Sequence[str],
-    puts: Mapping[PrefixHash, PageEntry],
-    dels: Sequence[PrefixHash],
-) -> list[str | int]:
-    """Return the arguments of `delta`; see `PoolStore.delta`."""
-    pages = [part for name, entry in puts.items() for part in (name, str(entry))]
-    args: list[str | int] = [rank, epoch, base, new, str(counts), len(admitted), *admitted]
-    return [*args, len(puts), *pages, *dels]
 
 
 class PoolStore:
@@ -110,9 +68,18 @@ class PoolStore:
         raise AssertionError("the last try returns or raises")
 
     async def _mend(self, error: str) -> bool:
-        """Give back what a server has lost; False if that is not what is wrong."""
+        """Give back what a server has lost; False if that is not what is wrong.
+
+        Raises: ConnectionError: this user may not; an lmpoold will, so the caller tries again.
+        """
         if "Function not found" in error:
-            await self.load_library()
+            try:
+                await self.load_library()
+            except NoPermissionError:
+                raise ServerLost(
+                    "the server has lost the function library, and this user may not load it: "
+                    "an lmpoold will"
+                ) from None
             return True
         if self._described is not None and error.startswith("NOCFG"):
             await self.configure(*self._described)

@@ -61,12 +61,13 @@ class House:
         await self.idle()
 
 
-async def listening(log: Path) -> str:
-    async with asyncio.timeout(30):
+async def listening(log: Path, said: str = "ready") -> str:
+    """Wait until a program has logged `said` with a port; returns the URL."""
+    async with asyncio.timeout(90):
         while True:
             for line in log.read_text().splitlines():
                 row = json.loads(line) if line.startswith("{") else {}
-                if row.get("msg") == "ready":
+                if row.get("msg") == said:
                     return f"http://127.0.0.1:{row['port']}"
             await asyncio.sleep(0.05)
 
@@ -78,8 +79,9 @@ def official(url: str, **options: Any) -> AsyncOpenAI:
 @contextlib.asynccontextmanager
 async def running_house() -> AsyncIterator[House]:
     """Run a pool of one worker and a gateway, until the block ends."""
-    argv = ["workers", "--model", MODEL, "--threads", "1"]
-    async with running_pool(MODEL, [argv]) as processes:
+    shown = ("--metrics-port", "0", "--log-requests")
+    argv = ["workers", "--model", MODEL, "--threads", "1", *shown]
+    async with running_pool(MODEL, [argv], daemon_options=shown) as processes:
         redis = open_redis(processes.url)
         async with PoolClient(processes.url) as direct:
             house = House(processes, redis, PoolStore(redis, KEYS), direct, "")

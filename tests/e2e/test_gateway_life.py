@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 
@@ -13,7 +14,7 @@ import pytest
 from tests.e2e.gateway_house import MODEL, TURN, listening, official
 
 LONG = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
-pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_a_caller_that_leaves_mid_stream_cancels_and_the_blocks_are_free(house, client):
@@ -66,6 +67,52 @@ async def test_health_readiness_and_metrics(house, client):
     assert float(values['lmpool_rank_blocks{rank="0"}']) > 0
     assert float(values['lmpool_rank_output_tokens_total{rank="0"}']) >= 4
     assert values["lmpool_gateway_under_way"] == "0.0"
+
+
+def shown(page):
+    return dict(line.rsplit(" ", 1) for line in page.splitlines() if line[0] != "#")
+
+
+async def test_lmpoold_and_a_worker_show_their_figures_on_ports_of_their_own(house, client):
+    asked = {"model": MODEL, "prompt": "figures " * 40, "max_tokens": 4}
+    for _ in range(2):
+        answer = await client.completions.create(**asked)
+    matched = answer.usage.prompt_tokens_details.cached_tokens
+    logs = {name: house.processes.folder / f"{name}.log" for name in ("lmpoold", "worker0")}
+    async with httpx.AsyncClient() as web, asyncio.timeout(20):
+        worker = shown((await web.get(await listening(logs["worker0"], "metrics"))).text)
+        lmpoold = {}
+        while lmpoold.get("lmpool_pool_daemons") != "1.0":  # the leader looks once a second
+            lmpoold = shown((await web.get(await listening(logs["lmpoold"], "metrics"))).text)
+            await asyncio.sleep(0.1)
+    assert float(worker["lmpool_worker_ttft_seconds_count"]) >= 2
+    assert float(worker["lmpool_worker_tpot_seconds_count"]) >= 2
+    assert float(worker["lmpool_worker_queue_seconds_count"]) >= 2
+    assert float(worker['lmpool_worker_step_tokens_total{kind="prefill"}']) > 0
+    assert float(worker["lmpool_worker_cached_tokens_total"]) >= matched > 0
+    assert float(lmpoold["lmpool_router_route_seconds_count"]) >= 2
+    assert float(lmpoold["lmpool_router_matched_tokens_total"]) >= matched
+    assert float(lmpoold["lmpool_router_prompt_tokens_total"]) > matched
+    assert lmpoold["lmpool_planner_leads"] == "1.0"
+    assert lmpoold['lmpool_rank_up{rank="0"}'] == "1.0"
+
+
+async def test_one_id_runs_through_the_logs_of_all_three_and_no_prompt_does(house, client):
+    word = "unmistakable"
+    await client.completions.create(
+        model=MODEL, prompt=word, max_tokens=2, extra_headers={"x-request-id": "trace-9"}
+    )
+    wanted = {"gateway": "answered", "lmpoold": "routed", "worker0": "ended"}
+    async with asyncio.timeout(10):
+        for name, event in wanted.items():
+            log = house.processes.folder / f"{name}.log"
+            while not [
+                row
+                for row in map(json.loads, log.read_text().splitlines())
+                if row.get("request") == "trace-9" and row["msg"] == event
+            ]:
+                await asyncio.sleep(0.05)
+            assert word not in log.read_text()
 
 
 async def test_keys_open_the_gateway_and_part_the_cache_and_stand_in_no_log(house, tmp_path):

@@ -50,6 +50,7 @@ async def holds(pair: Pair, plan: str, asked, wanted, where: str) -> Phase:
     return phase
 
 
+@pytest.mark.bar(32, 33)
 async def test_a_worker_killed_at_any_await_of_a_transfer_leaves_no_block_astray(tmp_path, model):
     async with running_pair(tmp_path) as pair:
         for number, (side, at) in enumerate(chosen("kill", 4)):
@@ -69,6 +70,7 @@ async def test_a_worker_killed_at_any_await_of_a_transfer_leaves_no_block_astray
                 assert phase is (Phase.ABORTED if at < 9 else Phase.FINALIZE), where
 
 
+@pytest.mark.bar(33)
 @pytest.mark.parametrize("victim", ["lmpoold", "server"])
 async def test_plans_survive_the_death_of_lmpoold_and_of_the_server_at_any_await(
     tmp_path, model, victim

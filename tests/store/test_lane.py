@@ -162,3 +162,26 @@ async def test_of_commands_that_go_together_a_wrong_one_undoes_what_it_can_and_i
     with pytest.raises(ResponseError, match="not an integer"):
         await lane.together(("SET", "k", 1), ("INCR", "text"))
     assert await lane.execute("PING") == b"PONG"
+
+
+async def test_cancelling_a_call_that_finds_a_broken_connection_is_cancelling(tmp_path):
+    """redis-py tells of the connection instead; whoever tries again then goes on for ever."""
+
+    async def hang_up(_, writer):
+        writer.close()
+
+    async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
+        for turns in range(60):
+            broken = open_redis(f"unix://{tmp_path / 's'}")
+            lane = Lane(broken)
+            call = asyncio.create_task(lane.execute("PING"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            under_way = call.cancel()
+            with pytest.raises(asyncio.CancelledError if under_way else ServerLost):
+                await call
+            await lane.close()
+            await broken.aclose()
+            if not under_way:
+                break
+        assert turns > 3, "it was over before it could be cancelled"

@@ -5,7 +5,7 @@ import pytest
 from lmpoold.protocol.errors import RequestsOver
 from lmpoold.protocol.messages import Cancel, Output
 from lmpoold.protocol.views import Counts
-from lmpoold.store.scripts import delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
 from tests.store.pool import ended
 
 PROMPT = list(range(8))

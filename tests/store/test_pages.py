@@ -5,7 +5,7 @@ import pytest
 from lmpoold.protocol.errors import Conflict, ProtocolError, Stale
 from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import Counts
-from lmpoold.store.scripts import delta_args, emit_args
+from lmpoold.store.said import delta_args, emit_args
 from tests.store.pool import everything, names, pages_of
 
 PROMPT = list(range(24))

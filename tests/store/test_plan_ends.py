@@ -15,6 +15,7 @@ async def plan(pool):
 # --- aborts
 
 
+@pytest.mark.bar(32)
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.EXECUTE])
 async def test_nobody_settles_before_both_have_stopped(plan, phase):
     await plan.to(phase)
@@ -61,6 +62,7 @@ async def test_a_source_clears_up_when_it_has_sent_and_all_has_landed(plan):
 # --- the reaper
 
 
+@pytest.mark.bar(33)
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in SETTLED])
 @pytest.mark.parametrize("side", [SRC, DST])
 async def test_a_plan_whose_side_dies_in_any_phase_settles(plan, phase, side):
@@ -79,6 +81,7 @@ async def test_a_plan_whose_side_dies_in_any_phase_settles(plan, phase, side):
     await plan.settled()
 
 
+@pytest.mark.bar(33)
 async def test_a_plan_whose_sides_both_die_settles_without_a_word(plan):
     await plan.to(Phase.EXECUTE)
     for rank in (SRC, DST):
@@ -89,6 +92,7 @@ async def test_a_plan_whose_sides_both_die_settles_without_a_word(plan):
     await plan.settled()
 
 
+@pytest.mark.bar(33, 34)
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.EXECUTE])
 async def test_a_phase_that_lasts_too_long_is_aborted(plan, phase):
     await plan.to(phase)
@@ -113,6 +117,7 @@ async def test_a_side_that_is_silent_is_asked_again(plan, phase, order):
     assert await plan.reap() == [], "its new deadline has not come"
 
 
+@pytest.mark.bar(34)
 async def test_a_living_side_that_stays_silent_too_long_is_fenced(plan):
     await plan.to(Phase.ABORT)
     await plan.pool.set(plan_fence_ms=1)
@@ -135,6 +140,7 @@ async def test_another_leader_goes_on_with_the_plans_of_the_last_one(plan):
     assert await plan.abort(DST) is Phase.ABORTED
 
 
+@pytest.mark.bar(34)
 async def test_live_plans_are_listed_with_phase_and_age(plan):
     await plan.to(Phase.EXECUTE)
     (row,) = await plan.plans.live()

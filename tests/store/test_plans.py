@@ -230,6 +230,7 @@ async def test_what_a_side_says_under_an_old_epoch_is_refused(plan, side):
         await plan.plans.abort("p", side, plan.pool.epochs[side], "x", stopped=True)
 
 
+@pytest.mark.bar(35)
 @pytest.mark.parametrize("how", ["down", "lost", "back"])
 async def test_blocks_of_a_source_that_is_gone_are_not_published(plan, how):
     await plan.to(Phase.EXECUTE)

@@ -36,6 +36,7 @@ def received(handoff: Handoff, plan: str, first: int, count: int) -> int:
     return handoff.publish(plan, count, ROOT, tokens, 5.0)
 
 
+@pytest.mark.bar(35)
 def test_a_pinned_chain_is_not_reclaimed_and_an_unpinned_one_is():
     handoff = holding(4, TOKENS)
     answer = handoff.pin("p", CHAIN, 1)
@@ -69,6 +70,7 @@ def test_a_pin_is_no_use_of_the_blocks():
     assert left == {*chain_hashes([1, 1], SIZE, ROOT), *chain_hashes([5, 5, 6, 6], SIZE, ROOT)}
 
 
+@pytest.mark.bar(32)
 def test_reserved_blocks_are_nobody_elses_until_the_plan_is_over():
     handoff = Handoff(BlockPool(4, SIZE))
     answer = handoff.reserve("p", CHAIN)

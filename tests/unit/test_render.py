@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctl.commands.explain import candidates_sheet, summary, terms_sheet
-from ctl.commands.ranks import rank_sheets, row_json, used_blocks
+from ctl.commands.ranks import rank_sheets, row_json
 from ctl.commands.status import Status, status_sheets
-from ctl.reasons import SENTENCES, read_explanation
 from ctl.render import Column, compact, drawn, percent, plain, sheet, to_json
 from lmpoold.protocol.errors import DecodeError
+from lmpoold.protocol.explanation import SENTENCES, read_explanation
 from lmpoold.protocol.views import RankRow
 
 WIDTH = 80
@@ -181,8 +181,8 @@ def test_only_ranks_that_take_requests_count_as_up():
 
 
 def test_a_rank_that_is_down_uses_no_blocks():
-    assert used_blocks(rank_row()) == 12
-    assert used_blocks(rank_row(state="down", free=0, reclaimable=0)) == 0
+    assert rank_row().used_blocks == 12
+    assert rank_row(state="down", free=0, reclaimable=0).used_blocks == 0
     assert row_json(rank_row())["used"] == 12
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.messages import Dispatch, Output, Payload
@@ -17,6 +18,7 @@ from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
 from workers.daemon.engine import Abort, Add, Engine, Reset, Stop
+from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.plant import ModelPlant
 from workers.daemon.report import StepReport
 from workers.model.kv import KVPool
@@ -77,6 +79,7 @@ class Driver:
             decode_weight=8,
             clock_offset_s=0.0,
             report=self._take,
+            metrics=WorkerMetrics(CollectorRegistry()),
         )
         self.engine.start()
 

@@ -25,6 +25,7 @@ from workers.core.pace import Pace
 from workers.core.schedule import Scheduler
 from workers.core.sequence import Sequence as Progress
 from workers.daemon.answers import Answer, Vocabulary, logprobs_text
+from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.report import StepReport
 
 STALL_S = 0.002
@@ -124,6 +125,7 @@ class Engine:
         decode_weight: float,
         clock_offset_s: float,
         report: Callable[[StepReport | None], None],
+        metrics: WorkerMetrics,
         check: bool = False,
     ) -> None:
         """Prepare the thread.
@@ -136,6 +138,7 @@ class Engine:
             decode_weight: prefill tokens that one output token counts for in the load.
             clock_offset_s: the server's unix time minus this host's.
             report: called on this thread with each report, and with None when it ends.
+            metrics: told of arrivals, steps and reports.
             check: assert every invariant after each handover; a broken one ends the thread.
         """
         self._scheduler = scheduler
@@ -147,6 +150,7 @@ class Engine:
         self._decode_weight = decode_weight
         self._clock_offset_s = clock_offset_s
         self._report = report
+        self._metrics = metrics
         self._check = check
         self._handoff = Handoff(scheduler.pool)
         self.pace = Pace()
@@ -263,6 +267,7 @@ class Engine:
             self._fail(answer, sequence, "worker_failed", f"this worker cannot run it: {error}")
             return
         self._answers[dispatch.id] = answer
+        self._metrics.arrived(dispatch.id)
         if payload.deadline_ms:
             heapq.heappush(self._deadlines, (payload.deadline_ms, dispatch.id, dispatch.attempt))
         self._out.admitted.append(f"{dispatch.id}.{dispatch.attempt}")
@@ -270,6 +275,7 @@ class Engine:
     def _end(self, request_id: str, code: str, message: str) -> None:
         """End a request early; without a code nobody is told."""
         answer = self._answers.pop(request_id, None)
+        self._metrics.left(request_id)
         sequence = self._scheduler.abort(request_id)
         if answer is not None and sequence is not None and code:
             self._fail(answer, sequence, code, message)
@@ -298,6 +304,7 @@ class Engine:
         launched = bool(batch.rows)
         if launched:
             self._plant.launch(batch)
+            self._metrics.launched(batch)
             self._under_way.append((batch, time.monotonic()))
         self._stalled = not self._under_way  # somebody else holds the blocks it needs
         if len(self._under_way) > (self._scheduler.lookahead if launched else 0):
@@ -330,6 +337,7 @@ class Engine:
     def _learn(self, batch: Batch, took_s: float) -> None:
         tokens = sum(chunk.length for chunk in batch.prefills)
         self.pace.observe(tokens, len(batch.decodes), took_s)
+        self._metrics.stepped(tokens, len(batch.decodes), took_s)
 
     def _ended(
         self, answer: Answer, sequence: Progress, state: str, reason: str, emitted: int
@@ -351,15 +359,15 @@ class Engine:
         changes = self._scheduler.pool.drain_changes()
         counts = self._scheduler.load(self._decode_weight)
         self.shortage_blocks = self._scheduler.pool.reclaimable - counts.reclaimable
-        self._report(
-            StepReport(
-                epoch=self._epoch,
-                counts=counts,
-                outputs=out.outputs,
-                ended=out.ended,
-                admitted=out.admitted,
-                puts={} if out.snapshot else changes.puts,
-                dels=() if out.snapshot else changes.dels,
-                snapshot=self._scheduler.pool.snapshot() if out.snapshot else None,
-            )
+        report = StepReport(
+            epoch=self._epoch,
+            counts=counts,
+            outputs=out.outputs,
+            ended=out.ended,
+            admitted=out.admitted,
+            puts={} if out.snapshot else changes.puts,
+            dels=() if out.snapshot else changes.dels,
+            snapshot=self._scheduler.pool.snapshot() if out.snapshot else None,
         )
+        self._metrics.reported(report)
+        self._report(report)

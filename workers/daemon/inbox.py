@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.messages import Cancel, Dispatch, Forget, read_worker_message
 from lmpoold.protocol.transfer import PlanOrder
+from lmpoold.shell.observe import log_request
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
 from workers.daemon.engine import Abort, Add, Command, Handover
@@ -104,5 +105,7 @@ class WorkerInbox:
 
     def _add(self, dispatch: Dispatch) -> None:
         """Give a request to the engine, now or when the plan that brings its prefix is over."""
+        facts = {"attempt": dispatch.attempt, "prompt_tokens": dispatch.payload.prompt_tokens}
+        log_request("taken", dispatch.id, rank=self._rank, **facts)
         if self._transfers is None or not dispatch.plan or not self._transfers.hold(dispatch):
             self._tell(Add(dispatch))

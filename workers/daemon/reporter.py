@@ -6,7 +6,9 @@ import asyncio
 from collections import deque
 
 from lmpoold.protocol.errors import LMPoolError, RequestsOver, Stale
-from lmpoold.store.scripts import PoolStore, delta_args, emit_args
+from lmpoold.shell.observe import log_request
+from lmpoold.store.said import delta_args, emit_args
+from lmpoold.store.scripts import PoolStore
 from workers.daemon.engine import Abort, Engine, Reset
 from workers.daemon.report import Backlog, StepReport
 
@@ -84,6 +86,16 @@ class Reporter:
                 raise EngineFailed("the engine thread ended") from engine.failure
             if report.epoch == self._epoch:
                 self._backlog.add(report)
+                for end in report.ended:
+                    log_request(
+                        "ended",
+                        end.id,
+                        rank=self._rank,
+                        attempt=end.attempt,
+                        state=end.state,
+                        finish=end.finish_reason,
+                        output_tokens=end.output_tokens,
+                    )
 
     async def _send(self, engine: Engine, sending: Backlog) -> None:
         """Answers and changes, in one round trip."""

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from lmpoold.protocol.config import PoolConstants
 from lmpoold.protocol.errors import ConfigError, RankUnknown, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import Keyspace
+from lmpoold.shell.metrics import show_metrics
 from lmpoold.shell.steady import pause, settle_heap, steadily, stop_on_signals
 from lmpoold.store.connect import check_server, open_redis
 from lmpoold.store.lane import Lane
@@ -29,6 +31,7 @@ from workers.daemon.foreground import Foreground
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
+from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.pacing import PaceReport
 from workers.daemon.progress import Progress
 from workers.daemon.reporter import EngineFailed, Reporter
@@ -85,7 +88,14 @@ async def serve(config: WorkerConfig, build: Build) -> None:
         began_s = time.monotonic()
         equipment = await asyncio.to_thread(build, pool, boot)
         log.info("loaded", extra={"model": config.model, "took_s": time.monotonic() - began_s})
-        await _Worker(config, store, reads, pool, equipment, stop).run(boot)
+        registry = CollectorRegistry()
+        metrics = WorkerMetrics(registry)
+        scraped = show_metrics(registry, config.metrics_host, config.metrics_port)
+        try:
+            await _Worker(config, store, reads, pool, equipment, metrics, stop).run(boot)
+        finally:
+            if scraped is not None:
+                scraped.close()
     finally:
         await calls.close()
         await reads.close()
@@ -103,6 +113,7 @@ class _Worker:
         reads: Lane,
         pool: Pool,
         equipment: Equipment,
+        metrics: WorkerMetrics,
         stop: asyncio.Event,
     ) -> None:
         self._config = config
@@ -110,6 +121,7 @@ class _Worker:
         self._reads = reads
         self._pool = pool
         self._equipment = equipment
+        self._metrics = metrics
         self._stop = stop
         self._reporter = Reporter(store, rank=config.rank)
         self._transfers: Transfers | None = None
@@ -179,6 +191,7 @@ class _Worker:
             decode_weight=self._pool.decode_weight,
             clock_offset_s=offset_s,
             report=self._reporter.post,
+            metrics=self._metrics,
             check=self._config.check,
         )
 

@@ -33,6 +33,8 @@ class WorkerConfig:
         block_size: 0 takes the pool's; another one than the pool's is refused.
         transport: how blocks go to other workers: auto, peer, nccl, gloo, or off.
         transfer_host: an address of this host that the other workers reach.
+        metrics_host: address on which Prometheus may ask.
+        metrics_port: its port, 0 for a free one; None shows nothing.
         check: assert every invariant of the blocks whenever a plan touches them.
         start_timeout_s: how long to wait for a server, a pool and a free rank.
     """
@@ -54,6 +56,8 @@ class WorkerConfig:
     block_size: int = 0
     transport: str = "auto"
     transfer_host: str = "127.0.0.1"
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
     check: bool = False
     start_timeout_s: float = 120.0
 
