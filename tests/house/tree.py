@@ -10,7 +10,7 @@ LUA = ROOT / "lmpoold" / "store" / "lua"
 
 @cache
 def source_files() -> tuple[Path, ...]:
-    """Every file that is tracked, or would be: ignored files are not the project's."""
+    """Every text that is tracked, or would be: ignored files are not the project's."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -18,7 +18,7 @@ def source_files() -> tuple[Path, ...]:
         capture_output=True,
     ).stdout.decode()
     found = (ROOT / name for name in listed.split("\0") if name)
-    return tuple(sorted(path for path in found if path.is_file()))
+    return tuple(sorted(path for path in found if path.is_file() and path.suffix != ".png"))
 
 
 def text_of(path: Path) -> str:
