@@ -80,7 +80,7 @@ def evaluate(
     for turn, one in enumerate(held_out):
         now_s = turn * SPACING_S
         learning.append(model.predict(one.pair, one.blocks, way, now_s))
-        model = model.learn(one.pair, one.blocks, one.total_us, now_s)
+        model = model.learn(one.pair, one.blocks, way, one.total_us, now_s)
     return {"calibrated": accuracy(calibrated, taken), "learning": accuracy(learning, taken)}
 
 

@@ -69,7 +69,7 @@ class Run:
         try:
             async with asyncio.timeout(limit_s):
                 await work()
-        except Exception as error:  # noqa: BLE001  (one section must not lose the others' figures)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the others' figures must stay)
             print(f"!! {name}: {type(error).__name__}: {error}", flush=True)
             self.found["failed_sections"].append(f"{name}: {type(error).__name__}: {error}")
             if self.pair is not None:

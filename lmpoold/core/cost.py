@@ -3,9 +3,11 @@
 Theory of operation. A plan costs the time its bytes travel and the rest: orders, handovers, the
 call that publishes. For a pair of ranks the first follows a curve of measured P95 times over
 bytes, the second a residual a power-of-two bucket of blocks; both come from calibration, or from a
-guess by the way that the pair uses. Each settled plan is one more measurement of the whole. Their
-average, which forgets, pulls the prediction towards what happens now, down as well as up; a sample
-loses its say as it ages, so that a pair nobody uses drifts back to what calibration knows.
+guess by the way that the pair uses. Each settled plan is one more measurement of the whole, and
+says two things: how the pair compares with what is known of it, whatever the size, and what plans
+of this size take. Both averages forget, so they pull the prediction towards what happens now, down
+as well as up; a sample loses its say as it ages, so that a pair nobody uses drifts back to what
+calibration knows. A plan for which the two had to connect is no sample: the next one need not.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ TRUST = 2.0
 """Samples after which observation and calibration weigh the same."""
 
 
+MOST_RATIO = 8.0
+"""What a sample may say of the pair at most, up or down: one plan that stood still is no trend."""
+
 GUESSES: Mapping[str, Curve] = {
     "peer": Curve(((1 << 20, 60.0), (1 << 30, 4000.0))),
     "nccl": Curve(((1 << 20, 200.0), (1 << 30, 6000.0))),
@@ -33,22 +38,28 @@ RESIDUAL_GUESS_US = 3000.0
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """An average of what plans of one pair and bucket took from begin to publish."""
+    """An average that forgets: of what plans took, in microseconds, or of its ratio to a prior."""
 
-    mean_us: float
+    mean: float
     samples: int
     at_s: float
 
-    def after(self, took_us: float, now_s: float) -> Observed:
+    def after(self, sample: float, now_s: float) -> Observed:
         """Return the average with one more sample."""
         weight = EWMA_WEIGHT if self.samples else 1.0
-        mean_us = self.mean_us + weight * (took_us - self.mean_us)
-        return Observed(mean_us, self.samples + 1, now_s)
+        return Observed(self.mean + weight * (sample - self.mean), self.samples + 1, now_s)
 
     def say(self, now_s: float) -> float:
         """Return how much it weighs against calibration, 0 to below 1."""
         fresh: float = self.samples * 0.5 ** (max(0.0, now_s - self.at_s) / HALF_LIFE_S)
         return fresh / (fresh + TRUST)
+
+    def pull(self, known: float, now_s: float) -> float:
+        """Return what is known, pulled towards the average by its say."""
+        return known + self.say(now_s) * (self.mean - known)
+
+
+NOTHING = Observed(0.0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +70,14 @@ class CostModel:
         profile: calibrated, or an empty one.
         interference: how much longer bytes travel while both ranks compute, where the profile
             does not say.
-        observed: by pair and bucket.
+        observed: microseconds by pair and bucket.
+        ratios: to the prior, by pair.
     """
 
     profile: Profile
     interference: float = 1.2
     observed: Mapping[tuple[Pair, int], Observed] = field(default_factory=dict)
+    ratios: Mapping[Pair, Observed] = field(default_factory=dict)
 
     def prior(self, pair: Pair, blocks: int, way: str) -> float:
         """Return what calibration, or a guess, says a plan takes."""
@@ -84,15 +97,18 @@ class CostModel:
             way: what the pair uses: `peer`, `nccl` or `gloo`.
             now_s: seconds of the clock that `learn` gets.
         """
-        prior = self.prior(pair, blocks, way)
-        seen = self.observed.get((pair, bucket(blocks)))
-        return prior if seen is None else prior + seen.say(now_s) * (seen.mean_us - prior)
+        ratio = self.ratios.get(pair, NOTHING).pull(1.0, now_s)
+        like_the_pair = ratio * self.prior(pair, blocks, way)
+        return self.observed.get((pair, bucket(blocks)), NOTHING).pull(like_the_pair, now_s)
 
-    def learn(self, pair: Pair, blocks: int, took_us: float, now_s: float) -> CostModel:
+    def learn(self, pair: Pair, blocks: int, way: str, took_us: float, now_s: float) -> CostModel:
         """Return the model after one more plan."""
         key = (pair, bucket(blocks))
-        seen = self.observed.get(key, Observed(0.0, 0, now_s)).after(took_us, now_s)
-        return replace(self, observed={**self.observed, key: seen})
+        ratio = took_us / self.prior(pair, blocks, way)
+        ratio = min(MOST_RATIO, max(1 / MOST_RATIO, ratio))
+        seen = self.observed.get(key, NOTHING).after(took_us, now_s)
+        ratios = {**self.ratios, pair: self.ratios.get(pair, NOTHING).after(ratio, now_s)}
+        return replace(self, observed={**self.observed, key: seen}, ratios=ratios)
 
     def line(self, pair: Pair, way: str, now_s: float, sizes: Sequence[int] = (1, 32)) -> Line:
         """Return the straight line that `route` works with, through two sizes in blocks."""

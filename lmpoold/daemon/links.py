@@ -56,13 +56,13 @@ class LinkKeeper:
         if "kv_block_bytes" not in cfg:
             return
         await self._read_profile(int(cfg["kv_block_bytes"]))
-        await self._learn(now_s)
         # A link joins two workers that live; whether one takes requests just now is for each plan.
         rows = await self._plans.store.ranks()
         ranks = [row.rank for row in rows if row.state in ("up", "drain")]
         facts = {rank: await self._plans.rank_facts(rank) for rank in ranks}
         links = linked(facts, cfg.get("pairs", ""))
         self.ways = dict(links.ways)
+        await self._learn(now_s)
         await self._write(now_s)
         await self._refuse(links.refused)
 
@@ -85,6 +85,7 @@ class LinkKeeper:
                 else:
                     why = f"measured with blocks of {read.block_bytes} bytes, not {block_bytes}"
                     log.warning("profile not used; run lmpoolctl calibrate", extra={"why": why})
+        # What was learnt of sizes still holds; how it compared with the old profile does not.
         observed = {} if self.model is None else self.model.observed
         self.model = CostModel(profile=profile, observed=observed)
 
@@ -99,9 +100,11 @@ class LinkKeeper:
                 self._read_up_to = entry.decode()
                 row = {name.decode(): value.decode() for name, value in values.items()}
                 blocks = int(row.get("blocks", 0))
-                if row.get("outcome") == "finalize" and blocks:
-                    pair = (int(row["src"]), int(row["dst"]))
-                    self.model = self.model.learn(pair, blocks, float(row["publish_us"]), now_s)
+                if row.get("outcome") != "finalize" or not blocks or row.get("opened") == "1":
+                    continue
+                pair = (int(row["src"]), int(row["dst"]))
+                way, took_us = self.ways.get(pair, ""), float(row["publish_us"])
+                self.model = self.model.learn(pair, blocks, way, took_us, now_s)
             if len(rows) < LOG_CHUNK:
                 return
 

@@ -103,16 +103,25 @@ class PlanStore:
         root: PrefixHash,
         refs: tuple[BlockRef, ...],
         tokens: Sequence[int],
+        opened: bool = False,
     ) -> Phase:
-        """Say, as the source, what is pinned."""
-        words = (first, encode_refs(refs), count, root, encode_tokens(tokens))
+        """Say, as the source, what is pinned; `opened` if the two had to connect for this plan."""
+        words = (first, encode_refs(refs), int(opened), count, root, encode_tokens(tokens))
         return await self._say("plan_prepared", plan, rank, epoch, *words)
 
     async def reserved(
-        self, plan: str, rank: int, epoch: str, *, first: int, refs: tuple[BlockRef, ...]
+        self,
+        plan: str,
+        rank: int,
+        epoch: str,
+        *,
+        first: int,
+        refs: tuple[BlockRef, ...],
+        opened: bool = False,
     ) -> Phase:
-        """Say, as the destination, what is reserved."""
-        return await self._say("plan_prepared", plan, rank, epoch, first, encode_refs(refs))
+        """Say, as the destination, what is reserved; `opened` as for `pinned`."""
+        words = (first, encode_refs(refs), int(opened))
+        return await self._say("plan_prepared", plan, rank, epoch, *words)
 
     async def executed(self, plan: str, rank: int, epoch: str, took_us: int) -> Phase:
         """Say, as the source, that sending is over."""

@@ -103,14 +103,6 @@ class Askers:
         self.ended_s.clear()
         return {asking.template.number: self.outputs.pop(asking.id) for asking in askings}
 
-    async def wait(self, askings: Sequence[Asking], within_s: float) -> None:
-        """Wait until all have ended, or the time is over."""
-        waiting = [asyncio.create_task(self._ended[asking.id].wait()) for asking in askings]
-        _, left = await asyncio.wait(waiting, timeout=within_s)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
     def _fields(self, asking: Asking) -> dict[str, str]:
         template = asking.template
         fields = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
@@ -31,7 +32,7 @@ WORKERS = {
 TIE = 1e-3
 """A greedy answer in which the two best tokens come this close (in log probability) is not asked
 for again: which of them wins may hang on the batch it is computed in."""
-UP_S = 120.0
+UP_S = 300.0
 """How long workers may take to come up: the last one killed loads its model again, perhaps while
 the machine has other things to do."""
 SETTLE_S = 25.0
@@ -123,9 +124,10 @@ async def _run(plan, say, cast, redis, askers) -> Outcome:
     try:
         await breaker.run(faults, began_s)
         await cast.heal()
-        await asyncio.wait([asking], timeout=plan.patience_s)
+        with contextlib.suppress(TimeoutError):  # the end will say so
+            await _until_up(PoolStore(redis, Keyspace()), plan.workers, UP_S)
+        await _until_answered(askers, asking, plan.patience_s)
         accepted = [one for one in askings if one.id in askers.asked_s]
-        await askers.wait(accepted, plan.patience_s if asking.done() else 0)
     finally:
         saying.cancel()
         asking.cancel()
@@ -178,6 +180,17 @@ async def _until_up(store: PoolStore, count: int, within_s: float) -> None:
     async with asyncio.timeout(within_s):
         while sum(row.state == "up" for row in await store.ranks()) < count:
             await asyncio.sleep(0.1)
+
+
+async def _until_answered(askers: Askers, asking: asyncio.Task[None], patience_s: float) -> None:
+    """Wait until all is asked and has ended, or nothing has ended for `patience_s`."""
+    ended, since_s = -1, time.monotonic()
+    while not (asking.done() and askers.asked_s.keys() <= askers.ended_s.keys()):
+        await asyncio.sleep(0.25)
+        if len(askers.ended_s) != ended:
+            ended, since_s = len(askers.ended_s), time.monotonic()
+        elif time.monotonic() > since_s + patience_s:
+            return
 
 
 async def _settle(plan: Plan, cast: Cast, redis) -> list[str]:

@@ -78,7 +78,7 @@ def run(argv, pool, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("script", shell_scripts(), ids=lambda script: script[:24])
+@pytest.mark.parametrize("script", list(shell_scripts()), ids=lambda script: script[:24])
 def test_the_commands_of_the_page_run(pool, script):
     if "curl" in script and shutil.which("curl") is None:
         pytest.skip("no curl here: the page's Python asks the same")

@@ -46,10 +46,12 @@ async def test_calls_made_together_get_their_own_replies(lane):
     assert replies == [f"{i}".encode() for i in range(500)]
 
 
-async def test_long_and_binary_words_arrive_whole(lane):
+async def test_long_and_binary_words_arrive_whole(redis):
     value = bytes(range(256)) * 40_000
+    lane = Lane(redis)  # of the usual patience: ten megabytes are written through to the disk
     await lane.execute("SET", "k", value)
     assert await lane.execute("GET", "k") == value
+    await lane.close()
 
 
 async def test_an_error_reply_is_the_exception_redis_py_raises_and_later_calls_go_on(lane, redis):

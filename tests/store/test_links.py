@@ -119,6 +119,15 @@ async def test_what_plans_took_moves_the_line_and_the_next_leader_knows_it_too(p
     assert await line(pool) == pytest.approx(after, rel=0.01)
 
 
+async def test_a_plan_for_which_the_two_had_to_connect_teaches_nothing(pool, keeper):
+    await keeper.turn("t")
+    before = await line(pool)
+    row = {"outcome": "finalize", "src": 0, "dst": 1, "blocks": 1, "publish_us": 300_000}
+    await pool.store.redis.xadd(pool.store.keys.plan_log, {**row, "opened": 1})
+    await keeper.turn("t")
+    assert await line(pool) == before
+
+
 async def test_an_aborted_plan_teaches_nothing(pool, keeper):
     await keeper.turn("t")
     before = await line(pool)

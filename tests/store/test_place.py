@@ -82,7 +82,7 @@ async def test_a_prefix_is_left_alone_for_a_while_after_a_plan(pool, turn):
 
 
 async def test_a_refusal_is_kept_with_its_numbers_once_a_cooldown(pool, turn):
-    await pool.set(hot_ratio=10**6)
+    await pool.set(hot_ratio=10**6, hot_cooldown_ms=3_600_000)
     await heat(pool)
     assert await turn() == []
     await turn()

@@ -31,6 +31,29 @@ async def test_a_plan_goes_from_prepare_to_finalize_by_what_both_sides_say(plan)
     await plan.settled()
 
 
+async def test_the_log_says_whether_the_two_had_to_connect(plan):
+    await plan.begin()
+    await plan.pinned()
+    epoch = plan.pool.epochs[DST]
+    refs = tuple(BlockRef(20 + depth, 3) for depth in range(1, 5))
+    await plan.plans.reserved("p", DST, epoch, first=1, refs=refs, opened=True)
+    await plan.executed()
+    await plan.publish()
+    await plan.finalize(SRC)
+    await plan.finalize(DST)
+    (row,) = await plan.plans.log()
+    assert (row["outcome"], row["opened"]) == ("finalize", "1")
+
+
+async def test_the_log_tells_the_phases_in_their_order(plan):
+    await plan.to(Phase.FINALIZE)
+    (row,) = await plan.plans.log()
+    times = [int(row[name]) for name in ("prepare_us", "publish_us", "settle_us")]
+    assert times == sorted(times)
+    assert times[0] > 0
+    assert row["opened"] == "0"
+
+
 async def test_orders_tell_each_side_what_the_other_holds(plan):
     await plan.to(Phase.EXECUTE)
     prepare, execute = await plan.orders(DST)

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmpoold.core.cost import GUESSES, HALF_LIFE_S, RESIDUAL_GUESS_US, CostModel
+from lmpoold.core.cost import (
+    GUESSES,
+    HALF_LIFE_S,
+    MOST_RATIO,
+    RESIDUAL_GUESS_US,
+    CostModel,
+)
 from lmpoold.protocol.errors import ConfigError, DecodeError
 from lmpoold.protocol.profile import Curve, Profile, bucket
 
@@ -80,7 +86,7 @@ def test_what_happens_pulls_the_prediction_both_ways(took):
     model, before = MODEL, MODEL.predict(PAIR, 4, "nccl", 0.0)
     gaps = [abs(took - before)]
     for _ in range(20):
-        model = model.learn(PAIR, 4, took, 0.0)
+        model = model.learn(PAIR, 4, "nccl", took, 0.0)
         gaps.append(abs(took - model.predict(PAIR, 4, "nccl", 0.0)))
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 0.15 * gaps[0]
@@ -89,7 +95,7 @@ def test_what_happens_pulls_the_prediction_both_ways(took):
 def test_an_old_sample_loses_its_say():
     model = MODEL
     for _ in range(8):
-        model = model.learn(PAIR, 4, 5000.0, 0.0)
+        model = model.learn(PAIR, 4, "nccl", 5000.0, 0.0)
     now, later, much_later = (
         model.predict(PAIR, 4, "nccl", at_s) for at_s in (0.0, HALF_LIFE_S, 40 * HALF_LIFE_S)
     )
@@ -97,10 +103,25 @@ def test_an_old_sample_loses_its_say():
     assert much_later == pytest.approx(MODEL.predict(PAIR, 4, "nccl", 0.0), rel=1e-6)
 
 
-def test_a_sample_says_nothing_of_another_pair_or_size():
-    model = MODEL.learn(PAIR, 4, 9999.0, 0.0)
+def test_a_sample_says_nothing_of_another_pair():
+    model = MODEL.learn(PAIR, 4, "nccl", 9999.0, 0.0)
     assert model.predict((1, 0), 4, "nccl", 0.0) == MODEL.predict((1, 0), 4, "nccl", 0.0)
-    assert model.predict(PAIR, 8, "nccl", 0.0) == MODEL.predict(PAIR, 8, "nccl", 0.0)
+
+
+@pytest.mark.parametrize("factor", [0.5, 3.0])
+def test_a_pair_that_differs_from_what_is_known_differs_at_every_size(factor):
+    model = MODEL
+    for _ in range(12):
+        model = model.learn(PAIR, 4, "nccl", factor * MODEL.prior(PAIR, 4, "nccl"), 0.0)
+    for blocks in (1, 8, 64):
+        known = MODEL.predict(PAIR, blocks, "nccl", 0.0)
+        assert model.predict(PAIR, blocks, "nccl", 0.0) == pytest.approx(factor * known, rel=0.2)
+
+
+def test_one_plan_that_stood_still_says_little_of_other_sizes():
+    model = MODEL.learn(PAIR, 4, "nccl", 1e9, 0.0)
+    known = MODEL.predict(PAIR, 8, "nccl", 0.0)
+    assert model.predict(PAIR, 8, "nccl", 0.0) <= (1 + (MOST_RATIO - 1) / 3) * known * 1.001
 
 
 def test_the_line_goes_through_both_sizes():

@@ -78,7 +78,7 @@ def test_predictions_rise_and_fall_with_what_plans_take(before, after):
     said = []
     for turn in range(20):
         said.append(model.predict(pair, 8, "gloo", float(turn)))
-        model = model.learn(pair, 8, after, float(turn))
+        model = model.learn(pair, 8, "gloo", after, float(turn))
     gaps = [abs(one - after) for one in said]
     assert all(later < earlier for earlier, later in pairwise(gaps))
     assert gaps[-1] < 0.15 * gaps[0]

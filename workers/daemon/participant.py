@@ -175,7 +175,8 @@ class Participant:
             await self._stopped(answer.reason)
             return
         try:
-            if not self._site.transport.stands(order.peer, order.peer_epoch):
+            opened = not self._site.transport.stands(order.peer, order.peer_epoch)
+            if opened:
                 await self._open_pair(order)
         except TransferFailed as error:
             await self._failed_move("no_pair", error)
@@ -192,12 +193,18 @@ class Participant:
                     root=answer.root,
                     refs=answer.refs,
                     tokens=answer.tokens,
+                    opened=opened,
                 )
             )
         else:
             await self._site.say(
                 lambda: self._site.plans.reserved(
-                    order.id, self._site.rank, order.epoch, first=answer.first, refs=answer.refs
+                    order.id,
+                    self._site.rank,
+                    order.epoch,
+                    first=answer.first,
+                    refs=answer.refs,
+                    opened=opened,
                 )
             )
 

@@ -30,7 +30,8 @@ local function settle(g, p, phase)
   call('ZREM', P .. 'plans', p.id)
   call('SREM', rank_key(p.src, 'plans'), p.id)
   call('SREM', rank_key(p.dst, 'plans'), p.id)
-  local v = call('HMGET', p.key, 'hashes', 'reason', 'at_publish', 'src_us', 'dst_us', 'freed', 'at_execute')
+  local v = call('HMGET', p.key, 'hashes', 'reason', 'at_publish', 'src_us', 'dst_us', 'freed', 'at_execute',
+    'opened')
   local leaf = sub(v[1] or '', -DIGITS)
   if call('HGET', rank_key(p.dst, 'incoming'), leaf) == p.id then
     call('HDEL', rank_key(p.dst, 'incoming'), leaf)
@@ -44,6 +45,7 @@ local function settle(g, p, phase)
     'why', p.why, 'src', p.src, 'dst', p.dst, 'blocks', max(0, p.count - p.first), 'prepare_us', ready,
     'publish_us', took, 'settle_us', fmt('%.0f', p.at - p.began),
     'src_us', v[4] or '0', 'dst_us', v[5] or '0', 'cost_us', p.cost_us, 'freed', v[6] or '0',
+    'opened', v[8] or '0',
     'reason', v[2] or '-')
   if p.why == 'calibrate' then call('EXPIRE', log, g.plan_ttl_s) end
 end

@@ -3,8 +3,8 @@
 KEYS[1]  load       HASH    rank rows
 ARGV of both begins with 1 plan id, 2 rank, 3 epoch
 plan_prepared ARGV  4 depth of the first block it speaks of, 5 its blocks from there on,
-                    `block:generation` by blank; the source also: 6 depth behind its last,
-                    7 hash domain, 8 token ids by blank
+                    `block:generation` by blank, 6 `1` if the two had to connect for this plan;
+                    the source also: 7 depth behind its last, 8 hash domain, 9 token ids by blank
 plan_executed ARGV  4 us that sending took: the source's half of the transfer is over
 
 Returns  the plan's phase: `abort` or `aborted` where the report came too late
@@ -49,7 +49,8 @@ local function plan_prepared(a)
   if not g then return problem end
   if p.phase ~= 'prepare' then return p.phase end
   call('HSET', p.key, side .. '_first', a[4], side .. '_refs', a[5])
-  if side == 'src' then call('HSET', p.key, 'src_count', a[6], 'root', a[7], 'tokens', a[8]) end
+  if a[6] == '1' then call('HSET', p.key, 'opened', 1) end
+  if side == 'src' then call('HSET', p.key, 'src_count', a[7], 'root', a[8], 'tokens', a[9]) end
   say(p, side, 'prepared')
   if p.src_said == 'prepared' and p.dst_said == 'prepared' then execute(g, p) end
   return p.phase
