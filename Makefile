@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO_ARGS ?=
-BENCH_ARGS ?=
+BENCH_ARGS ?= --rounds 1000 --seconds 3 --largest 100000
 PYTEST_ARGS ?=
 JOBS ?= 2
 CHAOS_ARGS ?=
@@ -37,7 +37,7 @@ lint: $(STAMP)
 
 bench: $(STAMP) ## measure this machine, small sizes: routing, ingress, the matrix (tables, JSON, PNG in benchmarks/out)
 	$(PY) -m benchmarks $(BENCH_ARGS)
-	$(PY) -m benchmarks.paper e2e --requests 32 --chars 12 --repetitions 2 --fresh --out benchmarks/out
+	$(PY) -m benchmarks.paper e2e --requests 24 --chars 12 --repetitions 2 --fresh --out benchmarks/out
 
 chaos: $(STAMP) ## ten minutes of kills, stops, broken links and late messages over a real pool, and a table
 	$(PY) -m tests.chaos $(CHAOS_ARGS)
