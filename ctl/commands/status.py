@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
 import click
-from redis.exceptions import ResponseError
 from rich.console import Group
 from rich.live import Live
 
@@ -16,10 +14,10 @@ from ctl.commands.ranks import row_json
 from ctl.render import Column, Sheet, compact, percent, sheet, terminal, to_json
 from ctl.target import Target, json_option, open_store, shown_url, target_options
 from ctl.terminal import console, run, show
-from lmpoold.protocol.keys import INGRESS_GROUP
-from lmpoold.protocol.views import RankRow
+from lmpoold.protocol.state import PoolState
 from lmpoold.store.connect import judge_server
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.state import read_state
 
 EXIT_NO_RANK = 4
 WATCH_S = 1.0
@@ -37,58 +35,30 @@ RANKS = (
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The pool at one moment.
-
-    Attributes:
-        ingress: requests no lmpoold has routed yet.
-        parked: requests that wait for room.
-        dead: entries that could not be served.
-        leader: the lmpoold that leads, "" for none.
-        token: the last leader's fencing token, "" before the first.
-        daemons: lmpoold that read ingress.
-    """
+    """The pool at one moment, and where it was read."""
 
     server: str
     url: str
     pool: str
-    cfg: dict[str, str]
-    ranks: tuple[RankRow, ...]
-    ingress: int
-    parked: int
-    dead: int
-    leader: str
-    token: str
-    daemons: int
-
-    @property
-    def up(self) -> int:
-        """How many ranks take requests."""
-        return sum(row.state == "up" for row in self.ranks)
-
-    @property
-    def totals(self) -> dict[str, Any]:
-        """Sums over all ranks; the hit rate is the ratio of sums, None before the first request."""
-        names = ("requests", "prompt_tokens", "cached_tokens", "output_tokens", "sequences")
-        sums = {name: sum(getattr(row, name) for row in self.ranks) for name in names}
-        asked = sums["prompt_tokens"]
-        return {**sums, "hit_rate": sums["cached_tokens"] / asked if asked else None}
+    state: PoolState
 
     def to_json(self) -> dict[str, Any]:
         """Return everything, under the names that the tables use."""
+        state = self.state
         return {
             "server": self.server,
             "url": self.url,
             "pool": self.pool,
-            "cfg": self.cfg,
-            "ranks": [row_json(row) for row in self.ranks],
-            "up": self.up,
-            "totals": self.totals,
-            "ingress": self.ingress,
-            "parked": self.parked,
-            "dead": self.dead,
-            "leader": self.leader,
-            "token": self.token,
-            "daemons": self.daemons,
+            "cfg": state.cfg,
+            "ranks": [row_json(row) for row in state.ranks],
+            "up": state.up,
+            "totals": state.totals,
+            "ingress": state.ingress,
+            "parked": state.parked,
+            "dead": state.dead,
+            "leader": state.leader,
+            "token": state.token,
+            "daemons": state.daemons,
         }
 
 
@@ -113,7 +83,7 @@ def status(target: Target, as_json: bool, watch: bool) -> int:
         print(to_json(found.to_json()))
     else:
         show(status_sheets(found))
-    return 0 if found.up else EXIT_NO_RANK
+    return 0 if found.state.up else EXIT_NO_RANK
 
 
 async def _once(target: Target) -> Status:
@@ -142,50 +112,25 @@ async def _watch(target: Target, as_json: bool) -> None:
 
 async def read_status(store: PoolStore, url: str) -> Status:
     """Ask the server for everything that `status` shows."""
-    redis, keys = store.redis, store.keys
-    waiting: Awaitable[Any] = asyncio.gather(
-        redis.xlen(keys.ingress), redis.zcard(keys.parked), redis.xlen(keys.dead)
-    )
-    ingress, parked, dead = await waiting
-    leader, token = [each.decode() if each else "" for each in await _lead(store)]
     return Status(
-        server=judge_server(await redis.info("everything")),
+        server=judge_server(await store.redis.info("everything")),
         url=shown_url(url),
-        pool=keys.pool,
-        cfg=await store.cfg(),
-        ranks=tuple(await store.ranks()),
-        ingress=ingress,
-        parked=parked,
-        dead=dead,
-        leader=leader,
-        token=token,
-        daemons=await _daemons(store),
+        pool=store.keys.pool,
+        state=await read_state(store),
     )
-
-
-async def _lead(store: PoolStore) -> list[Any]:
-    found: list[Any] = await store.redis.mget([store.keys.lead, store.keys.fence])
-    return found
-
-
-async def _daemons(store: PoolStore) -> int:
-    try:
-        readers: list[Any] = await store.redis.xinfo_consumers(store.keys.ingress, INGRESS_GROUP)
-    except ResponseError:
-        return 0  # no lmpoold has made the group yet
-    return len(readers)
 
 
 def status_sheets(found: Status) -> list[Sheet]:
     """Return the tables of `status`; neither is wider than 80 columns."""
-    cfg, totals = found.cfg, found.totals
+    state = found.state
+    cfg, totals = state.cfg, state.totals
     context = cfg.get("max_model_len", "?")
     facts = [
         ("server", f"{found.server} at {found.url}"),
         ("model", cfg.get("model", "none yet: no lmpoold has described the pool")),
         ("blocks", f"{cfg.get('block_size', '?')} tokens each; context {context} tokens"),
-        ("lmpoold", f"{found.daemons}; {found.leader or 'none'} leads"),
-        ("waiting", f"{found.ingress} in ingress, {found.parked} parked; {found.dead} dead"),
+        ("lmpoold", f"{state.daemons}; {state.leader or 'none'} leads"),
+        ("waiting", f"{state.ingress} in ingress, {state.parked} parked; {state.dead} dead"),
         (
             "totals",
             f"{totals['requests']} requests, {totals['prompt_tokens']} prompt tokens, "
@@ -205,7 +150,7 @@ def status_sheets(found: Status) -> list[Sheet]:
             compact(row.wait_tokens + row.run_tokens + row.reserved_tokens),
             percent(row.hit_rate),
         )
-        for row in found.ranks
+        for row in state.ranks
     ]
     about = sheet((Column("pool"), Column(found.pool, flexible=True)), facts)
     return [about, sheet(RANKS, rows)] if rows else [about]

@@ -12,6 +12,7 @@ from ctl.commands.status import Status, status_sheets
 from ctl.render import Column, compact, drawn, percent, plain, sheet, to_json
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.explanation import SENTENCES, read_explanation
+from lmpoold.protocol.state import PoolState
 from lmpoold.protocol.views import RankRow
 
 WIDTH = 80
@@ -44,11 +45,8 @@ def rank_row(**changes):
     return RankRow(**{**values, **changes})
 
 
-def status_of(*rows, **changes):
+def status_of(*rows, pool="default", url="unix:///var/lib/lmpool/server/redis.sock", **changes):
     values = {
-        "server": "Valkey 9.1.2",
-        "url": "unix:///var/lib/lmpool/server/redis.sock",
-        "pool": "default",
         "cfg": {"model": "demo", "block_size": "16", "max_model_len": "2048"},
         "ranks": rows,
         "ingress": 1,
@@ -58,7 +56,7 @@ def status_of(*rows, **changes):
         "token": "1790000000000",
         "daemons": 2,
     }
-    return Status(**{**values, **changes})
+    return Status("Valkey 9.1.2", url, pool, PoolState(**{**values, **changes}))
 
 
 HUGE = rank_row(
@@ -170,14 +168,14 @@ def test_the_hit_rate_of_a_pool_is_a_ratio_of_sums():
 
 def test_a_pool_that_answered_nothing_has_no_hit_rate():
     row = rank_row(prompt_tokens=0, cached_tokens=0)
-    assert status_of(row).totals["hit_rate"] is None
+    assert status_of(row).state.totals["hit_rate"] is None
     assert "-" in plain(status_sheets(status_of(row))[1])
 
 
 def test_only_ranks_that_take_requests_count_as_up():
     states = ("up", "drain", "down", "lost")
     rows = [rank_row(rank=at, state=state) for at, state in enumerate(states)]
-    assert status_of(*rows).up == 1
+    assert status_of(*rows).state.up == 1
 
 
 def test_a_rank_that_is_down_uses_no_blocks():
