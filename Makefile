@@ -5,7 +5,7 @@ VENV ?= .venv
 DEMO_ARGS ?=
 BENCH_ARGS ?= --rounds 1000 --seconds 3 --largest 100000
 PYTEST_ARGS ?=
-JOBS ?= 3
+JOBS ?= 2
 CHAOS_ARGS ?=
 
 PY := $(VENV)/bin/python

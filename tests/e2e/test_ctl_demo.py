@@ -14,10 +14,10 @@ def demo_folders():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(420)  # it computes a real model, on cores that other tests use too
 def test_the_demo_serves_half_of_the_shared_prompt_from_the_cache_from_round_two():
     before = demo_folders()
-    done = lmpoolctl("demo", "--json", within_s=170)
+    done = lmpoolctl("demo", "--json", within_s=400)
     assert done.returncode == 0, done.stderr
     *answers, last = [json.loads(line) for line in done.stdout.splitlines()]
     summary = last["summary"]

@@ -146,7 +146,9 @@ async def test_a_viewer_sees_the_pool_and_a_gateway_asks_and_sees(pair):
     for role in ("viewer", "gateway"):
         redis = open_redis(pair.server.url_of(role))
         store, plans = PoolStore(redis, KEYS), PlanStore(PoolStore(redis, KEYS))
-        state = await read_state(store)
+        async with asyncio.timeout(30):  # workers may be up before their lmpoold reads and leads
+            while not (state := await read_state(store)).leader or not state.daemons:
+                await asyncio.sleep(0.05)
         assert state.up == 2
         assert state.daemons == 1
         assert await plans.log()

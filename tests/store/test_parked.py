@@ -2,8 +2,10 @@
 
 import fakeredis
 import pytest
+from prometheus_client import CollectorRegistry
 
 from lmpoold.core.admission import Limits
+from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.parked import BATCH, Parked
 from lmpoold.daemon.reading import Reader
 from lmpoold.store.connect import open_redis
@@ -21,7 +23,7 @@ async def retrying(pool):
     if not isinstance(blocking, fakeredis.FakeAsyncRedis):
         kwargs = blocking.connection_pool.connection_kwargs
         blocking = open_redis(f"unix://{kwargs['path']}", blocking=True)
-    yield Parked(pool.store, blocking, reader)
+    yield Parked(pool.store, blocking, reader, RouterMetrics(CollectorRegistry(), BLOCK))
     if blocking is not pool.store.redis:
         await blocking.aclose()
 
