@@ -151,7 +151,7 @@ async def test_a_viewer_sees_the_pool_and_a_gateway_asks_and_sees(pair):
                 await asyncio.sleep(0.05)
         assert state.up == 2
         assert state.daemons == 1
-        assert await plans.log()
+        await plans.log()  # what it holds depends on who ran before; here it must be allowed
         await plans.refusals()
         assert await redis.xinfo_groups(KEYS.ingress)
         await redis.info("everything")
