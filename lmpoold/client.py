@@ -211,9 +211,8 @@ class PoolClient:
                 if not is_lost(error) or loop.time() > until_s:
                     raise
                 lost = True
-            except (
-                PoolUnknown
-            ):  # it was there before: the server came back empty, and will be filled
+            except PoolUnknown:
+                # It was there before: the server came back empty, and will be filled.
                 if not self._served or loop.time() > until_s:
                     raise
             await asyncio.sleep(RETRY_S)

@@ -62,9 +62,9 @@ local function forget_consumers(idle_ms, out)
 end
 
 local function reap(a)
-  local g, problem = read_cfg(now_ms())
-  if not g then return problem end
   local now, most, out = now_ms(), tonumber(a[1]), {}
+  local g, problem = read_cfg(now)
+  if not g then return problem end
   local flat = call('HGETALL', P .. 'load')
   for i = 1, #flat, 2 do
     local rank, c = flat[i], parse_row(flat[i + 1])

@@ -48,7 +48,7 @@ local function rank_up(a)
       '); choose another rank or stop that worker')
   end
   local c = parse_row(call('HGET', P .. 'load', rank)) or {epoch = '0'}
-  c.epoch = fmt('%.0f', max(tonumber(c.epoch), (now_ms())) + 1)
+  c.epoch = fmt('%.0f', max(tonumber(c.epoch), now_ms()) + 1)
   empty(rank, c)
   c.state, c.free = 'up', total
   call('HSET', rank_key(rank, 'pages'), '_', PAGES_FORMAT)
@@ -80,7 +80,7 @@ local function heartbeat(a)
   if tonumber(c.ver) < tonumber(a[4]) then
     return err('STALE_EPOCH', 'the server forgot reports up to version ' .. a[4] .. ': join again')
   end
-  local g, missing = read_cfg((now_ms()))
+  local g, missing = read_cfg(now_ms())
   if not g then return missing end
   if tonumber(a[5]) >= g.engine_stall_ms then
     call('UNLINK', rank_key(a[1], 'alive'))  -- `route` passes it by from now on, `reap` takes it down
