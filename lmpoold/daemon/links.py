@@ -20,7 +20,6 @@ from lmpoold.store.plans import PlanStore
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-LOG_CHUNK = 1000
 
 
 class LinkKeeper:
@@ -91,22 +90,14 @@ class LinkKeeper:
 
     async def _learn(self, now_s: float) -> None:
         assert self.model is not None, "read before"
-        key = self._plans.store.keys.plan_log
-        while True:
-            rows: Any = await self._plans.store.redis.xrange(
-                key, f"({self._read_up_to}", count=LOG_CHUNK
-            )
-            for entry, values in rows:
-                self._read_up_to = entry.decode()
-                row = {name.decode(): value.decode() for name, value in values.items()}
-                blocks = int(row.get("blocks", 0))
-                if row.get("outcome") != "finalize" or not blocks or row.get("opened") == "1":
-                    continue
-                pair = (int(row["src"]), int(row["dst"]))
-                way, took_us = self.ways.get(pair, ""), float(row["publish_us"])
-                self.model = self.model.learn(pair, blocks, way, took_us, now_s)
-            if len(rows) < LOG_CHUNK:
-                return
+        async for entry, row in self._plans.settled(self._read_up_to):
+            self._read_up_to = entry
+            blocks = int(row.get("blocks", 0))
+            if row.get("outcome") != "finalize" or not blocks or row.get("opened") == "1":
+                continue
+            pair = (int(row["src"]), int(row["dst"]))
+            way, took_us = self.ways.get(pair, ""), float(row["publish_us"])
+            self.model = self.model.learn(pair, blocks, way, took_us, now_s)
 
     async def _write(self, now_s: float) -> None:
         assert self.model is not None, "read before"

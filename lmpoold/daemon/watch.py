@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from lmpoold.daemon.metrics import PlannerMetrics
+from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.state import read_state
 
 EVERY_S = 1.0
-LOG_CHUNK = 1000
 
 
 class Watch:
@@ -19,6 +18,7 @@ class Watch:
     def __init__(self, store: PoolStore, metrics: PlannerMetrics) -> None:
         """Have seen nothing yet."""
         self._store = store
+        self._plans = PlanStore(store)
         self._metrics = metrics
         self._read_up_to = ""
         self._turned_s = 0.0
@@ -38,20 +38,12 @@ class Watch:
         self._metrics.pool.state = await read_state(self._store)
 
     async def _read_log(self) -> None:
-        redis, key = self._store.redis, self._store.keys.plan_log
-        if not self._read_up_to:
-            last: Any = await redis.xrevrange(key, count=1)
-            # what ended before was counted by whoever led then
-            self._read_up_to = last[0][0].decode() if last else "0-0"
+        if not self._read_up_to:  # what ended before was counted by whoever led then
+            self._read_up_to = await self._plans.last_settled()
             return
-        while True:
-            rows: Any = await redis.xrange(key, f"({self._read_up_to}", count=LOG_CHUNK)
-            for entry, values in rows:
-                self._read_up_to = entry.decode()
-                row = {name.decode(): value.decode() for name, value in values.items()}
-                outcome, blocks = row.get("outcome", ""), int(row.get("blocks", 0))
-                self._metrics.settled(outcome, row.get("src", ""), row.get("dst", ""), blocks)
-                if outcome == "finalize":
-                    self._metrics.published(float(row["publish_us"]))
-            if len(rows) < LOG_CHUNK:
-                return
+        async for entry, row in self._plans.settled(self._read_up_to):
+            self._read_up_to = entry
+            outcome, blocks = row.get("outcome", ""), int(row.get("blocks", 0))
+            self._metrics.settled(outcome, row.get("src", ""), row.get("dst", ""), blocks)
+            if outcome == "finalize":
+                self._metrics.published(float(row["publish_us"]))

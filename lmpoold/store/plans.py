@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from lmpoold.protocol.errors import PoolMismatch
@@ -21,6 +21,9 @@ from lmpoold.protocol.transfer import (
 )
 from lmpoold.protocol.views import parse_words
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import as_text
+
+LOG_CHUNK = 1000
 
 
 class PlanStore:
@@ -159,12 +162,12 @@ class PlanStore:
     async def log(self, most: int = 20) -> list[dict[str, str]]:
         """Return the last settled plans with their figures, newest first."""
         rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_log, count=most)
-        return [_text(values) for _, values in rows]
+        return [as_text(values) for _, values in rows]
 
     async def refusals(self, most: int = 20) -> list[dict[str, str]]:
         """Return the last plans that were weighed and not begun, newest first."""
         rows: Any = await self.store.redis.xrevrange(self.store.keys.plan_refusals, count=most)
-        return [_text(values) for _, values in rows]
+        return [as_text(values) for _, values in rows]
 
     async def probed(self, after: str, block_ms: int) -> list[tuple[str, dict[str, str]]]:
         """Return settled plans that measured a link: (entry, figures), waiting for the first.
@@ -175,11 +178,30 @@ class PlanStore:
         """
         key = self.store.keys.probe_log
         reply: Any = await self.store.redis.xread({key: after}, block=block_ms)
-        return [(entry.decode(), _text(values)) for _, rows in reply for entry, values in rows]
+        return [(entry.decode(), as_text(values)) for _, rows in reply for entry, values in rows]
 
     async def last_probed(self) -> str:
         """Return the entry of the last plan that measured a link, "0-0" if there is none."""
-        rows: Any = await self.store.redis.xrevrange(self.store.keys.probe_log, count=1)
+        return await self._last(self.store.keys.probe_log)
+
+    async def settled(self, after: str) -> AsyncIterator[tuple[str, dict[str, str]]]:
+        """Yield the settled plans behind an entry of the log, oldest first: (entry, figures)."""
+        while True:
+            rows: Any = await self.store.redis.xrange(
+                self.store.keys.plan_log, f"({after}", count=LOG_CHUNK
+            )
+            for entry, values in rows:
+                after = entry.decode()
+                yield after, as_text(values)
+            if len(rows) < LOG_CHUNK:
+                return
+
+    async def last_settled(self) -> str:
+        """Return the entry of the last plan that settled, "0-0" if there is none."""
+        return await self._last(self.store.keys.plan_log)
+
+    async def _last(self, key: str) -> str:
+        rows: Any = await self.store.redis.xrevrange(key, count=1)
         return rows[0][0].decode() if rows else "0-0"
 
     async def linked(self) -> list[Pair]:
@@ -190,7 +212,7 @@ class PlanStore:
     async def not_linked(self) -> dict[Pair, str]:
         """Return the pairs of living ranks without a link, lower rank first, and why."""
         raw: Any = await self.store.redis.hgetall(self.store.keys.no_links)
-        return {read_pair(name): reason for name, reason in _text(raw).items()}
+        return {read_pair(name): reason for name, reason in as_text(raw).items()}
 
     async def profile(self) -> Profile | None:
         """Return what calibration stored, None if nothing; DecodeError if it cannot be read."""
@@ -224,13 +246,9 @@ class PlanStore:
     async def rank_facts(self, rank: int) -> dict[str, str]:
         """Return what a rank's worker says of itself, empty for a rank that never joined."""
         raw: Any = await self.store.redis.hgetall(self.store.keys.rank_facts(rank))
-        return _text(raw)
+        return as_text(raw)
 
 
 def _begun(reply: bytes) -> Phase | str:
     text = reply.decode()
     return text.removeprefix("refused ") if text.startswith("refused ") else Phase(text)
-
-
-def _text(raw: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in raw.items()}

@@ -31,6 +31,7 @@ from lmpoold.store.library import FUNCTIONS, source
 from lmpoold.store.refusals import translated
 from lmpoold.store.said import delta_args, emit_args
 from lmpoold.store.staging import ChunkSize
+from lmpoold.store.streams import as_text
 
 STAGE_TTL_S = 60
 CONSUMER_IDLE_MS = 30_000
@@ -107,7 +108,7 @@ class PoolStore:
     async def cfg(self) -> dict[str, str]:
         """Return `cfg` as it stands, empty before the first lmpoold."""
         raw: Mapping[Any, Any] = await self.redis.hgetall(self.keys.cfg)
-        return {name.decode(): value.decode() for name, value in raw.items()}
+        return as_text(raw)
 
     async def submit(self, request_id: str, client: str, values: Mapping[str, str]) -> str:
         """Put a request into ingress; idempotent by id.

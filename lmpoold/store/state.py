@@ -11,6 +11,7 @@ from lmpoold.protocol.keys import INGRESS_GROUP
 from lmpoold.protocol.state import PoolState, read_lease, read_link
 from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.streams import as_text
 
 MOST_PLANS = 256
 
@@ -44,7 +45,7 @@ async def read_state(store: PoolStore) -> PoolState:
         raise readers
     ranks, plans = await asyncio.gather(store.ranks(), PlanStore(store).live(MOST_PLANS))
     return PoolState(
-        cfg=_text(cfg),
+        cfg=as_text(cfg),
         ranks=tuple(ranks),
         ingress=ingress,
         parked=parked,
@@ -54,10 +55,6 @@ async def read_state(store: PoolStore) -> PoolState:
         # an error: no lmpoold has made the group yet
         daemons=0 if isinstance(readers, BaseException) else len(readers),
         plans=tuple(plans),
-        leases=tuple(read_lease(name, text) for name, text in _text(leases).items()),
-        links=tuple(read_link(name, text) for name, text in sorted(_text(links).items())),
+        leases=tuple(read_lease(name, text) for name, text in as_text(leases).items()),
+        links=tuple(read_link(name, text) for name, text in sorted(as_text(links).items())),
     )
-
-
-def _text(raw: dict[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): value.decode() for name, value in raw.items()}

@@ -28,6 +28,11 @@ def _fields(flat: Any) -> Mapping[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+def as_text(raw: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the fields of an entry or a hash, decoded."""
+    return {name.decode(): value.decode() for name, value in raw.items()}
+
+
 class Tail:
     """One reader of a whole stream, from its first entry on, on a connection of its own."""
 
