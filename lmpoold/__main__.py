@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import click
@@ -11,7 +10,7 @@ import uvloop
 
 from lmpoold.daemon.serve import DaemonConfig, serve
 from lmpoold.protocol.config import PoolConstants
-from lmpoold.protocol.errors import ConfigError
+from lmpoold.shell.ending import run_command
 from lmpoold.shell.observe import log_to_stderr
 from lmpoold.text.folder import cache_root
 
@@ -45,11 +44,7 @@ def command(
 
 def main() -> None:
     """Run the command; a wrong setting ends with one line and exit code 2."""
-    try:
-        command()
-    except* ConfigError as group:
-        click.echo(f"lmpoold: {group.exceptions[0]}", err=True)
-        sys.exit(2)
+    run_command(command, "lmpoold")
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from typing import Any
 
 import click
 import uvloop
 
-from lmpoold.protocol.errors import ConfigError
+from lmpoold.shell.ending import run_command
 from lmpoold.shell.observe import log_to_stderr
 from lmpoold.text.folder import cache_root
 from workers.daemon.serve import serve
@@ -92,11 +91,7 @@ def prepare_command(model: str) -> None:
 
 def main() -> None:
     """Run the command; a wrong setting ends with one line and exit code 2."""
-    try:
-        command()
-    except* ConfigError as group:
-        click.echo(f"lmpool-worker: {group.exceptions[0]}", err=True)
-        sys.exit(2)
+    run_command(command, "lmpool-worker")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import uvloop
 from lmpoold.gateway.keyring import KeyRing, read_keys
 from lmpoold.gateway.serve import GatewayConfig, serve
 from lmpoold.protocol.errors import ConfigError
+from lmpoold.shell.ending import run_command
 from lmpoold.shell.observe import log_to_stderr
 
 MIB = 1024 * 1024
@@ -73,11 +73,7 @@ def _keys_in(file: Path) -> list[str]:
 
 def main() -> None:
     """Run the command; a wrong setting ends with one line and exit code 2."""
-    try:
-        command()
-    except* ConfigError as group:
-        click.echo(f"lmpool-gateway: {group.exceptions[0]}", err=True)
-        sys.exit(2)
+    run_command(command, "lmpool-gateway")
 
 
 if __name__ == "__main__":
