@@ -76,10 +76,17 @@ leases = st.lists(
 )
 
 
-async def build(store, drawn, w, pairs=()):
-    """Make the pool on the server as it was drawn; returns it with the oracle's ranks."""
+async def build(store, drawn, w, pairs=(), by_hand=True):
+    """Make the pool on the server as it was drawn; returns it with the oracle's ranks.
+
+    Its pairs are named by hand, or are the links that a leader found.
+    """
     pool = await begin(store)
     constants = {name: getattr(w, name) for name in Weights.__dataclass_fields__}
+    if pairs and not by_hand:
+        links = {f"{x}>{y}": "1 1" for pair in pairs for x, y in (pair, pair[::-1])}
+        await store.redis.hset(store.keys.links, mapping=links)
+        pairs = ()
     await pool.set(**constants, pairs=",".join(f"{x}-{y}" for x, y in pairs))
     for number, (rank, depths) in drawn.items():
         pages = {}
@@ -155,15 +162,22 @@ async def check(store, ranks, w, request_id, asked, routed, hints):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("calls", ["one call each", "one call for all"])
-@given(drawn=pools(), w=weights, asked=requests, pairs=links, given_leases=leases)
+@given(
+    drawn=pools(),
+    w=weights,
+    asked=requests,
+    pairs=links,
+    by_hand=st.booleans(),
+    given_leases=leases,
+)
 async def test_the_function_decides_as_the_rule_says(
-    store, calls, drawn, w, asked, pairs, given_leases
+    store, calls, drawn, w, asked, pairs, by_hand, given_leases
 ):
     await store.redis.flushall()
     for rank, _ in drawn.values():
         rank.promised.clear()
     hints = Hints(links=frozenset(frozenset(pair) for pair in pairs))
-    pool, ranks = await build(store, drawn, w, pairs)
+    pool, ranks = await build(store, drawn, w, pairs, by_hand)
     await grant(pool, ranks, given_leases, hints)
     await unsettle(pool, ranks)
     made = [

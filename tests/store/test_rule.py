@@ -162,6 +162,19 @@ async def test_a_neighbour_takes_over_within_both_bounds(pool, pairs, queue, sla
     assert await reason(pool, "a") == ("pair_spill" if taken else "prefix_hit")
 
 
+@pytest.mark.parametrize(("pairs", "taken"), [("", 1), ("0-2", 2)])
+async def test_neighbours_are_those_whom_a_link_joins_unless_pairs_are_named(pool, pairs, taken):
+    """As above, with what the leader found between the workers."""
+    links = {"0>1": "100 1", "1>0": "100 1"}
+    await pool.store.redis.hset(pool.store.keys.links, mapping=links)
+    await pool.set(spill_gap=100, spill_slack=60, w_wait=0.04, w_prefill=3, bypass_slack=0)
+    await pool.set(pairs=pairs)
+    await ranks(pool, 3)
+    await pool.report(0, free=1000, wait=2500, puts=pages_of(PROMPT[:48]))
+    assert (await pool.ask("a", PROMPT)).rank == taken
+    assert await reason(pool, "a") == "pair_spill"
+
+
 # --- where the asker is
 
 
@@ -180,6 +193,18 @@ async def test_a_prefix_far_away_outweighs_the_way(pool):
     await ranks(pool, 2)
     await pool.report(1, free=1000, puts=pages_of(PROMPT))
     assert (await pool.ask("a", PROMPT, origin=0)).rank == 1
+
+
+async def test_a_request_kept_to_the_neighbours_of_its_origin_goes_to_those_whom_a_link_joins(pool):
+    links = {"0>1": "100 1", "1>0": "100 1"}
+    await pool.store.redis.hset(pool.store.keys.links, mapping=links)
+    await pool.set(origin_hops=1)
+    await ranks(pool, 3)
+    await pool.ask("a", PROMPT, origin=0)
+    assert {rank: row["hop"] for rank, row in (await terms(pool, "a")).items()} == {
+        0: "0",
+        1: "64",
+    }
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [(0, {0}), (1, {0, 1}), (2, {0, 1, 2})])

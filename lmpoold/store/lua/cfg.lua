@@ -23,27 +23,14 @@ local IDENTITY = {protocol = true, model = true, fingerprint = true, dtype = tru
 local cfg_seen, leases_seen, flying = {}, {}, {}
 local function forget() cfg_seen[P], leases_seen[P], flying[P] = nil, nil, nil end
 
--- "0-1,2-3" as near['0']['1'], both ways.
-local function read_pairs(text)
-  local near = {}
-  for x, y in gmatch(text or '', '(%d+)-(%d+)') do
-    if x ~= y then
-      near[x], near[y] = near[x] or {}, near[y] or {}
-      near[x][y], near[y][x] = true, true
-    end
-  end
-  return near
-end
-
--- The numbers of `cfg`, and `near`. Read again after a second, for they may be set by hand; a read
+-- The numbers of `cfg`, and `pairs`. Read again after a second, for they may be set by hand; a read
 -- costs as much as the match.
 local CFG_AGE_MS = 1000
 local function read_cfg(now)
   local g = cfg_seen[P]
   if g and now >= g.at and now < g.at + CFG_AGE_MS then return g end
   local v = call('HMGET', P .. 'cfg', 'pairs', unpack(NUMBERS))
-  g = {at = now, near = read_pairs(v[1])}
-  g.paired = next(g.near) ~= nil
+  g = {at = now, pairs = v[1] or ''}
   for i = 1, #NUMBERS do
     g[NUMBERS[i]] = tonumber(v[i + 1] or '')
     if not g[NUMBERS[i]] then

@@ -5,6 +5,21 @@ KEYS[1]  load       HASH    rank rows
 Holds    One unit throughout: computing a prompt token is 1. The README of the store has the formula.
          A longer hit never costs more, so the price of an upper bound is a lower bound of the price.
 ]]
+-- Note on `g` who is near whom, as near['0']['1'] both ways: the pairs that `cfg` names, or else those
+-- between which the leader found a link. As old as the rest of `g`.
+local function meet(g)
+  if g.near then return end
+  local near, named = {}, g.pairs
+  if named == '' then named = concat(call('HKEYS', P .. 'links'), ',') end
+  for x, y in gmatch(named, '(%d+)[->](%d+)') do
+    if x ~= y then
+      near[x], near[y] = near[x] or {}, near[y] or {}
+      near[x][y], near[y][x] = true, true
+    end
+  end
+  g.near, g.paired = near, next(near) ~= nil
+end
+
 -- 0 the request's origin, 1 a neighbour of it, 2 elsewhere; 0 everywhere for a request without one.
 local function hops(g, origin, rank)
   if not origin or origin == rank then return 0 end

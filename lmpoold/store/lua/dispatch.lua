@@ -99,6 +99,7 @@ local function route(a)
       client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
   acknowledge(todo, sources)
+  meet(g)
   local cache, out = {rows = {}, due = {}}, {}
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i]) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
