@@ -36,6 +36,8 @@ def test_the_heap_gives_the_smallest_key_of_those_present(steps: list[tuple[str,
             assert heap.pop() == smallest
             del present[smallest]
         heap.check(set(present))
+        assert heap.coldest(3) == sorted(present, key=present.__getitem__)[:3]
+        heap.check(set(present))
         assert len(heap) == len(present)
         assert (block in heap) == (block in present)
 

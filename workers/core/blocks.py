@@ -128,7 +128,7 @@ class BlockPool:
         return not self._blocks[block].ref and self._blocks[block].children <= 1
 
     def coldest(self, most: int) -> list[BlockId]:
-        """Return the cached leaves that would be reclaimed next, in order; O(cached)."""
+        """Return the cached leaves that would be reclaimed next, in order."""
         return [BlockId(block) for block in self._leaves.coldest(most)]
 
     def packed_tokens(self, block: BlockId) -> bytes:

@@ -1,14 +1,14 @@
 """Which cached block goes first: the policies, and the heap that applies one.
 
 The heap is lazy. A leaf that is held again, or gets a child, is withdrawn by forgetting its stamp;
-its entry stays until it surfaces or until stale entries outnumber the leaves. Both operations cost
-O(log n), amortised.
+its entry stays until it surfaces or until stale entries outnumber the leaves. Every operation costs
+O(log n) a leaf, amortised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 from typing import Protocol
 
@@ -109,9 +109,15 @@ class LeafHeap:
                 return block
 
     def coldest(self, most: int) -> list[int]:
-        """Return the leaves that would be taken out next, in order; O(n)."""
-        live = (entry for entry in self._heap if self._stamps.get(entry[1]) == entry[2])
-        return [block for _, block, _ in nsmallest(most, live)]
+        """Return the leaves that would be taken out next, in order; they stay."""
+        found: list[tuple[tuple[float, ...], int, int]] = []
+        while self._heap and len(found) < most:
+            entry = heappop(self._heap)
+            if self._stamps.get(entry[1]) == entry[2]:
+                found.append(entry)
+        for entry in found:
+            heappush(self._heap, entry)
+        return [block for _, block, _ in found]
 
     def check(self, leaves: set[int]) -> None:
         """Assert that exactly `leaves` are here, each with one live entry."""
