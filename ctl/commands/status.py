@@ -22,7 +22,6 @@ from lmpoold.store.state import read_state
 EXIT_NO_RANK = 4
 WATCH_S = 1.0
 
-FACTS = (Column("pool"), Column("", flexible=True))
 RANKS = (
     Column("rank", number=True),
     Column("state"),

@@ -7,7 +7,7 @@ CUDA_VISIBLE_DEVICES leaves it, in that order: its ordinals.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmpoold.protocol.errors import ConfigError
@@ -152,20 +152,6 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[int, ...]:
     return tuple(seen)
 
 
-def neighbour_ordinals(topology: Topology, seen: Sequence[int]) -> Mapping[int, frozenset[int]]:
-    """Return for each ordinal of a process the ordinals it is connected to.
-
-    Args:
-        topology: of the host.
-        seen: from `visible`.
-    """
-    ordinal = {index: at for at, index in enumerate(seen)}
-    return {
-        at: frozenset(ordinal[other] for other in topology.neighbours(index) if other in ordinal)
-        for at, index in enumerate(seen)
-    }
-
-
 def place_of(topology: Topology, seen: Sequence[int], ordinal: int) -> dict[str, str]:
     """Return what a worker says of its GPU's place: `gpu`, its name, and `near`, by comma.
 
@@ -184,15 +170,3 @@ def place_of(topology: Topology, seen: Sequence[int], ordinal: int) -> dict[str,
     names = {gpu.index: gpu.uuid or f"#{gpu.index}" for gpu in topology.gpus}
     near = sorted(names[index] for index in topology.neighbours(seen[ordinal]) if index in names)
     return {"gpu": names[seen[ordinal]], "near": ",".join(near)}
-
-
-def connected_ranks(topology: Topology, gpu_of: Mapping[int, int]) -> Iterable[tuple[int, int]]:
-    """Yield the pairs of ranks whose GPUs are connected, lower rank first.
-
-    Args:
-        topology: of the host.
-        gpu_of: rank -> index of its GPU, ranks of this host only.
-    """
-    for low in sorted(gpu_of):
-        near = topology.neighbours(gpu_of[low])
-        yield from ((low, high) for high in sorted(gpu_of) if high > low and gpu_of[high] in near)

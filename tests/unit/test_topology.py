@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmpoold.core.neighbours import linked
 from lmpoold.protocol.errors import ConfigError
 from lmpoold.protocol.topology import (
     Connection,
     Gpu,
     Topology,
-    connected_ranks,
-    neighbour_ordinals,
     parse_matrix,
     parse_pairs,
     place_of,
@@ -184,23 +183,22 @@ def test_a_setting_that_cannot_be_followed_is_refused_by_name(setting, uuids, re
         visible(gpus(4, uuids), setting)
 
 
-def test_neighbours_are_told_in_ordinals_and_those_out_of_sight_left_out():
-    found = parse_matrix(FOUR_3090)
-    assert neighbour_ordinals(found, visible(found.gpus, "3,2,0")) == {
-        0: frozenset({1}),
-        1: frozenset({0}),
-        2: frozenset(),
-    }
-
-
 @given(boxes(), st.data())
-def test_ranks_are_connected_as_their_gpus_are(box, data):
+def test_ranks_are_linked_as_their_gpus_are_however_each_process_counts(box, data):
     count, cells = box
     connections = [Connection(*pair) for pair, cell in cells.items() if cell.startswith("NV")]
     box_of = Topology("x", tuple(gpus(count)), tuple(connections))
     order = data.draw(st.permutations(range(count)))
-    found = list(connected_ranks(box_of, dict(enumerate(order))))
-    assert len(found) == len(set(found)) == len(connections)
+    facts = {}
+    for rank, index in enumerate(order):
+        sees = data.draw(st.lists(st.sampled_from(order), unique=True))
+        sees = [other for other in sees if other != index]
+        at = data.draw(st.integers(0, len(sees)))
+        sees.insert(at, index)
+        seen = visible(box_of.gpus, ",".join(map(str, sees)))
+        place = place_of(box_of, seen, at)
+        facts[rank] = {"way": "auto", "device": f"cuda:{at}", "host": "x", **place}
+    found = linked(facts, "").ways
     joined = {frozenset((one.low, one.high)) for one in connections}
     assert {frozenset(order[rank] for rank in pair) for pair in found} == joined
-    assert all(low < high for low, high in found)
+    assert all((two, one) in found for one, two in found)

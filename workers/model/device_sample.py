@@ -31,7 +31,7 @@ class DeviceSampler:
     what was last filled. All buffers stay where they are.
 
     Attributes:
-        greedy: whether every row last filled is greedy, so that `draw_greedy` will do.
+        greedy: whether every row last filled is greedy.
     """
 
     def __init__(self, vocab: int, max_rows: int, device: torch.device | str) -> None:
@@ -109,10 +109,6 @@ class DeviceSampler:
         if self.device.type == "cuda":
             return self._kernels.draw(logits)
         return draw_by_thresholds(logits, self)
-
-    def draw_greedy(self, logits: Tensor) -> Tensor:
-        """Return the best token of each row, whatever was filled."""
-        return logits.argmax(-1)
 
 
 def _scale(one: Sampling) -> float:
