@@ -1,0 +1,65 @@
+"""The heartbeat goes on while the rest of its process computes and answers nobody."""
+
+import asyncio
+import time
+
+import pytest
+
+from lmpoold.protocol.keys import Keyspace
+from lmpoold.store.scripts import PoolStore
+from tests.store.pool import LONG_MS, begin
+from workers.daemon import heartbeat
+from workers.daemon.heartbeat import Heartbeat
+
+
+@pytest.fixture
+async def pool(redis, monkeypatch):
+    monkeypatch.setattr(heartbeat, "EVERY_S", 0.05)
+    pool = await begin(PoolStore(redis, Keyspace()))
+    await pool.join(0)
+    return pool
+
+
+async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_url):
+    beats: list[float] = []
+
+    def stuck_ms() -> int:  # asked at each beat, on its thread
+        beats.append(time.monotonic())
+        return 0
+
+    beat = Heartbeat(
+        server_url,
+        pool.store.keys,
+        0,
+        pool.epochs[0],
+        version=lambda: 0,
+        stuck_ms=stuck_ms,
+        on_fenced=lambda: None,
+    )
+    beat.start()
+    began_s = time.monotonic()
+    while time.monotonic() < began_s + 1.0:  # as a compile does: pure Python, no await
+        sum(range(1000))
+    ended_s = time.monotonic()
+    beat.stop()
+    assert sum(began_s < at < ended_s for at in beats) >= 3
+    left_ms = await pool.store.redis.pttl(pool.store.keys.alive(0))
+    assert 0 < left_ms <= heartbeat.TTL_MS < LONG_MS, "its claim is the one that it renews"
+
+
+async def test_a_heart_that_beats_for_an_engine_that_hangs_keeps_nothing(pool, server_url):
+    await pool.set(engine_stall_ms=1000)
+    loop, fenced = asyncio.get_running_loop(), asyncio.Event()
+    beat = Heartbeat(
+        server_url,
+        pool.store.keys,
+        0,
+        pool.epochs[0],
+        version=lambda: 0,
+        stuck_ms=lambda: 1000,
+        on_fenced=lambda: loop.call_soon_threadsafe(fenced.set),
+    )
+    beat.start()
+    async with asyncio.timeout(10):
+        await fenced.wait()
+    beat.stop()

@@ -1,0 +1,120 @@
+"""The engine's turns: it waits only when it has nothing to do, and tells what has changed."""
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from benchmarks.idle_worker import IdlePlant, decode
+from lmpoold.protocol.hashing import domain_root
+from lmpoold.protocol.messages import Dispatch, Payload
+from lmpoold.protocol.request import Sampling
+from workers.core.blocks import BlockPool
+from workers.core.schedule import Scheduler
+from workers.daemon import engine as engine_module
+from workers.daemon.answers import Vocabulary
+from workers.daemon.engine import Add, Engine, Reset, Stop
+from workers.daemon.metrics import WorkerMetrics
+from workers.daemon.report import StepReport
+
+BLOCK = 4
+ROOT = domain_root("model", BLOCK)
+
+
+class Driven:
+    """An engine over a model that answers at once, and everything it reported."""
+
+    def __init__(self, blocks: int, *, lookahead: int = 0) -> None:
+        self.reports: list[StepReport] = []
+        self._said = threading.Condition()
+        self._ended: set[str] = set()
+        self.pool = BlockPool(blocks, BLOCK)
+        scheduler = Scheduler(
+            self.pool,
+            max_num_seqs=8,
+            max_batched_tokens=4096,
+            max_model_len=blocks * BLOCK,
+            lookahead=lookahead,
+        )
+        self.engine = Engine(
+            scheduler,
+            IdlePlant(),
+            vocabulary=Vocabulary(decode, {}),
+            root=lambda _: ROOT,
+            decode_weight=8,
+            clock_offset_s=0.0,
+            report=self._take,
+            metrics=WorkerMetrics(CollectorRegistry()),
+        )
+        self.engine.start()
+
+    def _take(self, report: StepReport | None) -> None:
+        with self._said:
+            if report is not None:
+                self.reports.append(report)
+                self._ended |= {end.id for end in report.ended}
+            self._said.notify_all()
+
+    def ask(self, name: str, tokens: list[int], count: int) -> list[StepReport]:
+        """Run one request to its end; returns the reports that it made."""
+        before = len(self.reports)
+        sampling = Sampling(max_tokens=count, ignore_eos=True)
+        payload = Payload(client=name, prompt_tokens=len(tokens), sampling=sampling)
+        self.engine.tell(Add(Dispatch("1-0", name, 0, 0, payload, tokens)))
+        with self._said:
+            assert self._said.wait_for(lambda: name in self._ended, 30)
+            return self.reports[before:]
+
+    def close(self) -> None:
+        self.engine.tell(Stop())
+        assert self.engine.join(10)
+        assert self.engine.failure is None
+
+
+@pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"])
+def driven(request) -> Iterator[Driven]:
+    engine = Driven(2048, lookahead=request.param)
+    yield engine
+    engine.close()
+
+
+def test_no_step_waits_for_a_command(monkeypatch):
+    waits: list[float | None] = []
+
+    class Watched(queue.Queue):
+        def get(self, block=True, timeout=None):
+            waits.append(timeout if block else 0.0)
+            return super().get(block, timeout)
+
+    monkeypatch.setattr(engine_module.queue, "SimpleQueue", Watched)
+    engine = Driven(64)
+    steps = len(engine.ask("a", [1, 2, 3], 200))
+    engine.close()
+    assert steps >= 200
+    assert waits.count(0.0) >= steps, "it looks for commands between steps"
+    assert set(waits) == {0.0, None}, "a wait for a while, with work to do"
+    assert waits.count(None) <= 3, "it waits when it is idle, and only then"
+
+
+def test_a_step_tells_of_the_blocks_it_changed_however_many_there_are(driven):
+    for n in range(15):  # 15 prompts of 100 blocks
+        driven.ask(f"fill{n}", [1000 + n] * 400, 1)
+    assert driven.pool.reclaimable >= 1500
+    reports = driven.ask("a", list(range(40)), 8)
+    puts = {name for report in reports for name in report.puts}
+    assert len(puts) == 11, "ten blocks of its prompt, one of its answer"
+    assert not any(report.dels for report in reports)
+    assert all(report.snapshot is None for report in driven.reports)
+
+
+def test_the_whole_table_is_told_once_to_a_new_epoch(driven):
+    driven.ask("a", list(range(40)), 1)
+    driven.engine.tell(Reset("7", forget=False))
+    driven.ask("b", list(range(100, 108)), 4)
+    after = [report for report in driven.reports if report.epoch == "7"]
+    whole = [report.snapshot for report in after if report.snapshot is not None]
+    assert len(whole) == 1
+    assert after[0].snapshot is whole[0]
+    assert len(whole[0]) >= 10
