@@ -16,10 +16,6 @@ class Holding:
         self._hand_on = hand_on
         self._held: dict[str, tuple[Dispatch, asyncio.TimerHandle]] = {}
 
-    def __len__(self) -> int:
-        """Count the requests held."""
-        return len(self._held)
-
     def hold(self, dispatch: Dispatch) -> None:
         """Keep a request for at most its `wait_s`; one that is held already stays as it is."""
         if dispatch.id not in self._held:
@@ -39,8 +35,8 @@ class Holding:
         for request_id in [key for key, (held, _) in self._held.items() if held.plan == plan]:
             self.release(request_id)
 
-    def forget(self, request_id: str | None = None) -> None:
-        """Drop a request, or all of them: they run elsewhere."""
-        for each in [request_id] if request_id is not None else list(self._held):
-            if held := self._held.pop(each, None):
-                held[1].cancel()
+    def forget(self) -> None:
+        """Drop all of them: they run elsewhere."""
+        for _, timer in self._held.values():
+            timer.cancel()
+        self._held.clear()

@@ -92,10 +92,6 @@ class Transfers:
         """Give a request that is held back to the engine now."""
         self._holding.release(request_id)
 
-    def forget(self, request_id: str) -> None:
-        """Drop a request that is held back: it runs elsewhere."""
-        self._holding.forget(request_id)
-
     def take(self, order: PlanOrder) -> None:
         """Take an order in; one of another epoch is void, a repeated one harmless."""
         if order.epoch != self._epoch:
