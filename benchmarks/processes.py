@@ -7,8 +7,9 @@ import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -20,6 +21,45 @@ from lmpoold.store.scripts import PoolStore
 READY_S = 240.0
 
 
+class Started(Protocol):
+    """What is used of a process; `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        ...
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end; TimeoutExpired after `timeout` seconds."""
+        ...
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal."""
+        ...
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        ...
+
+
+Spawn = Callable[[tuple[str, ...], Path], Started]
+"""Starts `python -m *argv` with a log."""
+
+
+def spawn(argv: tuple[str, ...], log: Path) -> Started:
+    """Start `python -m *argv`, its output in `log`."""
+    with log.open("wb") as out:
+        return subprocess.Popen((sys.executable, "-m", *argv), stdout=out, stderr=out)
+
+
 class Processes:
     """A server and the processes around it, in a folder of their own.
 
@@ -27,17 +67,17 @@ class Processes:
         url: the server's.
     """
 
-    def __init__(self, folder: Path, server: EmbeddedServer) -> None:
+    def __init__(self, folder: Path, server: EmbeddedServer, spawn: Spawn) -> None:
         self.url = server.url
         self.folder = folder
         self._server = server
-        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self._spawn = spawn
+        self.children: dict[str, Started] = {}
 
     def start(self, name: str, *argv: str) -> None:
         """Start `python -m *argv --redis-url URL`."""
-        with (self.folder / f"{name}.log").open("wb") as log:
-            command = (sys.executable, "-m", *argv, "--redis-url", self.url)
-            self.children[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        log = self.folder / f"{name}.log"
+        self.children[name] = self._spawn((*argv, "--redis-url", self.url), log)
 
     def check(self) -> None:
         """Raise SystemExit with the logs if a process has ended."""
@@ -62,16 +102,16 @@ class Processes:
                 child.wait(15)
             if child.poll() is None:
                 child.kill()
-                child.wait()
+                child.wait(15)
 
 
 @contextlib.asynccontextmanager
-async def running_processes() -> AsyncIterator[Processes]:
-    """Yield a fresh server with no processes yet; all that are started end with it."""
+async def running_processes(spawn: Spawn = spawn) -> AsyncIterator[Processes]:
+    """Yield a fresh server with no processes yet; all that `spawn` starts end with it."""
     with tempfile.TemporaryDirectory(prefix="lmpool-") as folder:
         server = EmbeddedServer(Path(folder) / "s")
         await server.start()
-        processes = Processes(Path(folder), server)
+        processes = Processes(Path(folder), server, spawn)
         try:
             yield processes
         finally:
@@ -81,7 +121,11 @@ async def running_processes() -> AsyncIterator[Processes]:
 
 @contextlib.asynccontextmanager
 async def running_pool(
-    model: str, workers: Sequence[Sequence[str]], *, daemon_options: Sequence[str] = ()
+    model: str,
+    workers: Sequence[Sequence[str]],
+    *,
+    daemon_options: Sequence[str] = (),
+    spawn: Spawn = spawn,
 ) -> AsyncIterator[Processes]:
     """Yield a pool's processes once every worker is up.
 
@@ -89,8 +133,9 @@ async def running_pool(
         model: as lmpoold takes it.
         workers: argv behind `python -m` of each worker, without its --redis-url.
         daemon_options: more options for lmpoold.
+        spawn: starts a program.
     """
-    async with running_processes() as processes:
+    async with running_processes(spawn) as processes:
         processes.start("lmpoold", "lmpoold", "--model", model, *daemon_options)
         for number, argv in enumerate(workers):
             processes.start(f"worker{number}", *argv)

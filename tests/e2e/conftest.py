@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import Output, read_outputs
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
+from tests.e2e import forge
 from tests.e2e.gateway_house import House, official, running_house
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -68,12 +69,21 @@ async def start_pool(
         ["workers", "--model", model, "--rank", str(rank), "--threads", "1", *options]
         for rank in range(workers)
     ]
-    async with running_pool(model, argv, daemon_options=daemon_options) as processes:
+    async with running_pool(
+        model, argv, daemon_options=daemon_options, spawn=forge.spawn
+    ) as processes:
         url = processes.url
         redis = open_redis(url, blocking=True)
         async with PoolClient(url) as client:
             yield Running(url, redis, client, PoolStore(redis, KEYS))
         await redis.aclose()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forge() -> Iterator[None]:
+    """End the process that starts workers with the tests that used it."""
+    yield
+    forge.put_out()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from lmpoold.client import PoolClient
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
+from tests.e2e.forge import spawn
 
 KEYS = Keyspace()
 MODEL = "random:tiny-qwen3"
@@ -81,7 +82,7 @@ async def running_house() -> AsyncIterator[House]:
     """Run a pool of one worker and a gateway, until the block ends."""
     shown = ("--metrics-port", "0", "--log-requests")
     argv = ["workers", "--model", MODEL, "--threads", "1", *shown]
-    async with running_pool(MODEL, [argv], daemon_options=shown) as processes:
+    async with running_pool(MODEL, [argv], daemon_options=shown, spawn=spawn) as processes:
         redis = open_redis(processes.url)
         async with PoolClient(processes.url) as direct:
             house = House(processes, redis, PoolStore(redis, KEYS), direct, "")

@@ -15,6 +15,7 @@ from lmpoold.store.streams import ask_to_forget
 from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.tokenizer import TextModel
 from tests.e2e.conftest import KEYS
+from tests.e2e.forge import forge
 
 pytestmark = pytest.mark.timeout(240)
 TINY = "random:tiny-qwen3"
@@ -269,18 +270,15 @@ async def test_logprobs_name_the_token_and_its_rivals(pool):
 
 
 @pytest.mark.bar(15)
-async def test_a_worker_of_another_model_is_refused_with_the_field_that_differs(pool):
-    import sys
-
+async def test_a_worker_of_another_model_is_refused_with_the_field_that_differs(pool, tmp_path):
     async with pool() as running:
-        argv = [sys.executable, "-m", "workers", "--redis-url", running.url, "--rank", "5"]
         for extra, field in (
             (["--model", "random:tiny-llama"], "fingerprint"),
             (["--model", TINY, "--block-size", "32"], "block_size"),
             (["--model", TINY, "--dtype", "bfloat16"], "dtype"),
         ):
-            refused = await asyncio.to_thread(
-                subprocess.run, [*argv, *extra], capture_output=True, text=True, timeout=60
-            )
-            assert refused.returncode == 2, refused.stderr
-            assert field in refused.stderr.splitlines()[-1]
+            log = tmp_path / field
+            argv = ("--redis-url", running.url, "--rank", "5", *extra)
+            refused = forge().start("workers", *argv, log=log)
+            assert await asyncio.to_thread(refused.wait) == 2, log.read_text()
+            assert field in log.read_text().splitlines()[-1]

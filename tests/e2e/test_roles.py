@@ -20,6 +20,7 @@ from lmpoold.store.library import FUNCTIONS
 from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.state import read_state
+from tests.e2e.forge import forge
 from tests.e2e.transfer_pool import MODEL, Pair, prompt
 from tests.store.servers import TcpServer
 
@@ -83,7 +84,7 @@ class GuardedPair(Pair):
         url = self.server.url_of(PROGRAMS[program])
         argv = (*argv, "--redis-url", url, "--model", MODEL)
         log = self.folder / f"{name}.log"
-        self.children[name] = self.forge.start(program, *argv, log=log, fault=fault)
+        self.children[name] = forge().start(program, *argv, log=log, fault=fault)
 
     async def denied(self):
         """What the server has refused, by user."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,17 +13,15 @@ from lmpoold.client import PoolClient
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.scripts import PoolStore
+from tests.e2e.forge import Child, forge
 
 pytestmark = pytest.mark.timeout(240)
 MODEL = "random:tiny-qwen3"
 
 
-def spawn(url: str, *argv: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", *argv, "--model", MODEL, "--redis-url", url],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def spawn(url: str, program: str, *argv: str) -> Child:
+    argv = (*argv, "--model", MODEL, "--redis-url", url)
+    return forge().start(program, *argv, log=Path(os.devnull))
 
 
 async def until_up(store, ranks: set[int], within_s: float = 60.0) -> None:

@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
 from tests.e2e.ctl_program import lmpoolctl
+from tests.e2e.forge import forge
 
 pytestmark = pytest.mark.timeout(120)
 KEYS = Keyspace()
@@ -26,15 +26,8 @@ PROMPT_FIELDS = {"prompt": "Why?", "max_tokens": "2"}
 @pytest.fixture
 async def daemons(redis, server_url):
     """Two lmpoold on an empty server, both reading ingress: pid -> process."""
-    argv = [sys.executable, "-m", "lmpoold", "--model", "random:tiny-qwen3"]
-    running = [
-        subprocess.Popen(  # noqa: ASYNC220
-            [*argv, "--redis-url", server_url],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for _ in range(2)
-    ]
+    argv = ("--model", "random:tiny-qwen3", "--redis-url", server_url)
+    running = [forge().start("lmpoold", *argv, log=Path(os.devnull)) for _ in range(2)]
     try:
         async with asyncio.timeout(60):
             while len(await readers(redis)) < 2 or not await redis.get(KEYS.lead):

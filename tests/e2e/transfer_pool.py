@@ -22,13 +22,12 @@ from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 from lmpoold.text.folder import cache_root, resolve
-from tests.e2e.forge import Child, Forge
+from tests.e2e.forge import Child, forge
 from workers.model.weights import load
 
 MODEL = "random:tiny-qwen3"
 BLOCK = 16
 BLOCKS = 300
-CHILD_ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def plain_model():
@@ -61,7 +60,6 @@ class Pair:
         self.ranks = range(workers)
         self.server = EmbeddedServer(folder / "s")
         self.children: dict[str, Child] = {}
-        self.forge = Forge(CHILD_ENVIRON)
 
     async def start(self) -> None:
         await self.server.start()
@@ -79,13 +77,12 @@ class Pair:
         await self.redis.aclose()
         for name in list(self.children):
             self.kill(name)
-        self.forge.close()
         self.server.stop()
 
     def _spawn(self, name: str, program: str, *argv: str, fault: str = "") -> None:
         argv = (*argv, "--redis-url", self.server.url, "--model", MODEL)
         log = self.folder / f"{name}.log"
-        self.children[name] = self.forge.start(program, *argv, log=log, fault=fault)
+        self.children[name] = forge().start(program, *argv, log=log, fault=fault)
 
     def start_daemon(self) -> None:
         self._spawn("lmpoold", "lmpoold", "--dtype", "float32")
