@@ -48,6 +48,7 @@ async def cancelled(pool, name: str, *, at: int = -1) -> int:
     return tokens
 
 
+@pytest.mark.better(17)
 async def test_a_request_is_cancelled_at_every_stage(scene):
     async with scene(workers=1) as pool:
         daemon, worker = pool.cast.children["lmpoold 0"], pool.cast.children["worker 0"]

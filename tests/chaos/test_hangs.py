@@ -41,6 +41,7 @@ async def test_a_late_request_is_answered_while_its_engine_hangs_and_the_rest_go
         assert await pool.leftovers(1) == []
 
 
+@pytest.mark.better(8)
 async def test_requests_of_an_engine_that_hangs_go_on_elsewhere_and_it_joins_when_it_moves(scene):
     async with scene() as pool:
         await pool.store.tune({"engine_stall_ms": "2000"})

@@ -110,6 +110,7 @@ async def test_the_library_submits_through_a_link_that_breaks_under_it(link, poo
         assert await pool.store.redis.xlen(pool.store.keys.ingress) == 1
 
 
+@pytest.mark.better(17)
 async def test_a_submission_whose_reply_is_lost_is_taken_once_and_read(link, pool):
     async with PoolClient(link.url, patience_s=20) as client:
         await client.submit(tokens=PROMPT, request_id="warm")  # connections stand
@@ -132,6 +133,7 @@ async def test_a_submission_whose_reply_is_lost_is_taken_once_and_read(link, poo
         assert await client.submit(tokens=PROMPT, request_id="b") == "b"
 
 
+@pytest.mark.better(10)
 async def test_patience_ends(link, pool):
     async with PoolClient(link.url, patience_s=0.3) as client:
         link.cut()

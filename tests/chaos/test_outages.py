@@ -88,6 +88,7 @@ async def test_a_draining_rank_ends_what_it_has_and_gets_nothing_new(scene):
         assert await pool.leftovers(2) == []
 
 
+@pytest.mark.better(3)
 @pytest.mark.bar(2, 37)
 async def test_what_a_killed_lmpoold_had_read_is_claimed_by_the_next(scene):
     async with scene(lmpoolds=2, workers=1) as pool:

@@ -20,6 +20,7 @@ async def pool(redis, monkeypatch):
     return pool
 
 
+@pytest.mark.better(8)
 async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_url):
     beats: list[float] = []
 
@@ -47,6 +48,7 @@ async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_
     assert 0 < left_ms <= heartbeat.TTL_MS < LONG_MS, "its claim is the one that it renews"
 
 
+@pytest.mark.better(8)
 async def test_a_heart_that_beats_for_an_engine_that_hangs_keeps_nothing(pool, server_url):
     await pool.set(engine_stall_ms=1000)
     loop, fenced = asyncio.get_running_loop(), asyncio.Event()

@@ -50,6 +50,7 @@ async def until(what) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.better(17)
 async def test_a_short_prompt_passes_a_long_one_that_is_still_being_read(
     pool, redis, lane_over, tmp_path
 ):

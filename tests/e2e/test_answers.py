@@ -68,6 +68,7 @@ socket.on("data", () => socket.end());
         assert len(await running.answer("from-node")) == 3
 
 
+@pytest.mark.better(5)
 @pytest.mark.bar(42, 44)
 async def test_bad_entries_get_one_error_each_and_the_pool_goes_on(pool):
     bad: dict[str, tuple[dict[str, str | bytes], str]] = {

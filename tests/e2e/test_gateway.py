@@ -217,6 +217,7 @@ async def test_what_is_no_request_is_refused_and_the_gateway_goes_on(house, clie
     await client.chat.completions.create(model=MODEL, messages=TURN, max_tokens=2)
 
 
+@pytest.mark.better(17)
 async def test_sixty_four_at_once_are_all_answered_each_its_own(client):
     async def one(number):
         asked = {"model": MODEL, "temperature": 0, "max_tokens": 8, "prompt": f"{number} and"}

@@ -34,6 +34,7 @@ async def ask(client, number: int):
     return await client.generate(tokens=[7 + number] * 30 + [3], max_tokens=300, ignore_eos=True)
 
 
+@pytest.mark.better(7)
 @pytest.mark.bar(37)
 async def test_requests_of_a_killed_worker_go_on_elsewhere_without_a_token_lost_or_repeated(pool):
     async with pool(MODEL, workers=1, options=("--blocks", "300")) as running:
@@ -57,6 +58,7 @@ async def test_requests_of_a_killed_worker_go_on_elsewhere_without_a_token_lost_
             second.wait()
 
 
+@pytest.mark.better(3)
 async def test_entries_of_a_killed_lmpoold_are_answered_by_the_next_one(pool):
     async with pool(MODEL) as running:
         other = spawn(running.url, "lmpoold")

@@ -59,6 +59,7 @@ async def until_another_leads(redis, old: int) -> float:
     return time.monotonic() - began_s
 
 
+@pytest.mark.better(3)
 async def test_when_the_leader_is_killed_the_other_leads_within_two_seconds(daemons, redis):
     first = await leader(redis)
     assert first in daemons

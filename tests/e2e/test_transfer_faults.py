@@ -50,6 +50,7 @@ async def holds(pair: Pair, plan: str, asked, wanted, where: str) -> Phase:
     return phase
 
 
+@pytest.mark.better(14)
 @pytest.mark.bar(32, 33)
 async def test_a_worker_killed_at_any_await_of_a_transfer_leaves_no_block_astray(tmp_path, model):
     async with running_pair(tmp_path) as pair:

@@ -17,6 +17,7 @@ def model():
     return plain_model()
 
 
+@pytest.mark.better(1)
 async def test_answers_after_copy_move_and_fetch_are_the_plain_models(tmp_path, model):
     async with running_pair(tmp_path) as pair:
         await copy(pair, model)
@@ -76,6 +77,7 @@ async def fetch(pair, model):
     await busy
 
 
+@pytest.mark.better(8)
 async def test_a_worker_short_of_blocks_moves_cold_chains_away_and_serves_on(tmp_path, model):
     async with running_pair(tmp_path) as pair:
         constants = {"foreground_ratio": 0, "fetch": 0, "origin_hops": 0}

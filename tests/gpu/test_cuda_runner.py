@@ -152,6 +152,7 @@ def reference(cuda, model):
     return generate
 
 
+@pytest.mark.better(19)
 @pytest.mark.parametrize("how", ["graphs", "eager", "plain", "not ahead"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_generate_cold_hit_chunked_and_mixed(model, reference, name, how):

@@ -114,6 +114,7 @@ def test_attention_reads_what_its_sequence_wrote_and_nothing_else(
     assert torch.equal(pool.data[:, 0].nan_to_num(), before.nan_to_num()), "another layer's K/V"
 
 
+@pytest.mark.better(19)
 @pytest.mark.parametrize("context", [1, 255, 256, 257, 1000, 5000])
 def test_splits_of_a_sequence_merge_to_the_whole(device, generator, context):
     from workers.model.triton.decode import MAX_SPLITS, decode

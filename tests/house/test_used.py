@@ -67,6 +67,7 @@ def unused(texts: list[str], users: list[str]) -> list[str]:
     return sorted(name for name, times in made.items() if stands[name] <= times)
 
 
+@pytest.mark.better(21)
 def test_every_name_of_the_packages_is_used_by_them_or_by_what_measures_them():
     texts = [text_of(path) for path in sources(*PACKAGES)]
     users = [text_of(path) for path in sources("benchmarks")]
@@ -87,6 +88,7 @@ def test_the_search_for_unused_names_finds_them(text, found):
     assert unused([text], []) == found
 
 
+@pytest.mark.better(21)
 def test_every_package_that_is_asked_for_is_imported():
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     asked = [*project["dependencies"]]

@@ -48,6 +48,7 @@ async def calls_of_a_route(pool, number: int) -> int:
     return sum(stat["calls"] for name, stat in stats.items() if "info" not in name)
 
 
+@pytest.mark.better(4)
 @pytest.mark.bar(13, 14)
 async def test_a_route_costs_as_much_in_a_full_table_as_in_an_empty_one(redis):
     pool = await begin(PoolStore(redis, Keyspace()))

@@ -25,6 +25,7 @@ async def ask(pool, request_id, client="c", **options):
     return (await pool.ask(request_id, PROMPT, client=client, **options)).outcome
 
 
+@pytest.mark.better(17)
 async def test_past_its_bound_a_client_is_overloaded_at_once_and_others_are_not(pool):
     assert [await ask(pool, f"q{n}") for n in range(3)] == ["routed", "routed", "refused"]
     (answer,) = await pool.answers("c")

@@ -200,6 +200,7 @@ async def test_an_output_stream_is_cut_and_ends_after_its_last_entry(pool):
 # --- a stream that goes on elsewhere
 
 
+@pytest.mark.better(7)
 async def test_a_moved_request_keeps_its_journal_for_the_next_worker(pool):
     await pool.join(0)
     await running(pool)
@@ -214,6 +215,7 @@ async def test_a_moved_request_keeps_its_journal_for_the_next_worker(pool):
     assert (dispatch.attempt, dispatch.tokens[-1]) == (1, 11)
 
 
+@pytest.mark.better(7)
 async def test_the_first_worker_cannot_end_what_the_second_runs(pool):
     old = await pool.join(0)
     first = await running(pool)

@@ -224,6 +224,7 @@ async def test_the_consumer_of_a_dead_lmpoold_goes_once_it_holds_nothing(pool):
 # --- reap: reservations
 
 
+@pytest.mark.better(10)
 @pytest.mark.bar(25)
 async def test_a_reservation_nobody_took_ends_with_its_time(pool):
     await pool.set(resv_ttl_ms=-1000)
@@ -248,6 +249,7 @@ async def test_a_reservation_within_its_time_stays(pool):
 # --- reap: parked
 
 
+@pytest.mark.better(10)
 async def test_a_parked_request_past_its_deadline_is_answered_once(pool):
     await pool.ask("a", PROMPT, client="c")
     await pool.ask("b", PROMPT)

@@ -91,6 +91,7 @@ async def test_a_plan_to_an_earlier_epoch_is_not_joined(pool):
     assert dispatch.plan not in {"", plan.id}
 
 
+@pytest.mark.better(11)
 @pytest.mark.parametrize(
     ("us", "fixed_us", "opens"), [(100, 1200, True), (100, 1400, False), (50, 1200, False)]
 )
@@ -114,6 +115,7 @@ async def test_without_a_link_nothing_is_moved(pool):
     assert await told(pool, "a") == ""
 
 
+@pytest.mark.better(11)
 async def test_a_rank_that_has_not_prefilled_yet_is_judged_by_its_neighbours_pace(pool):
     await pool.store.redis.hdel(pool.store.keys.rank_facts(OTHER), "prefill_us")
     await pool.ask("a", PROMPT)
@@ -175,6 +177,7 @@ async def test_a_request_that_waits_for_a_plan_goes_on_elsewhere_when_its_worker
     assert (routed.rank, routed.hit) == (OWNER, 6)
 
 
+@pytest.mark.better(20)
 async def test_refusals_are_kept_with_their_numbers(pool):
     await link(pool, OWNER, OTHER, fixed_us=10**6, block_us=1)
     await pool.ask("a", PROMPT)

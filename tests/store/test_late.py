@@ -21,6 +21,7 @@ async def late(pool, *names):
     await pool.store.redis.zadd(pool.store.keys.due, dict.fromkeys(names, 1))
 
 
+@pytest.mark.better(10)
 @pytest.mark.parametrize("stage", ["sent", "delivered", "admitted"])
 async def test_a_request_whose_worker_says_nothing_is_answered_by_the_pool(pool, stage):
     await pool.join(0)

@@ -28,6 +28,7 @@ async def take(pool, request_id, prompt=PROMPT):
     return routed.rank
 
 
+@pytest.mark.better(12)
 async def test_a_lease_draws_its_quota_and_no_more(pool, token):
     await pool.store.lease_grant(token, HOT, 8, 60_000, {0: 3})
     assert [await take(pool, f"q{n}") for n in range(5)] == [0, 0, 0, 1, 1]
@@ -36,6 +37,7 @@ async def test_a_lease_draws_its_quota_and_no_more(pool, token):
     assert await pool.store.redis.hlen(pool.store.keys.leases) == 0
 
 
+@pytest.mark.better(12)
 async def test_a_lease_lowers_a_cost_and_does_not_override_it(pool, token):
     await pool.set(w_lease=50)
     await pool.store.lease_grant(token, HOT, 8, 60_000, {0: 3})
@@ -65,6 +67,7 @@ async def test_of_two_leases_the_deeper_one_counts(pool, token):
     assert held.endswith(b":9")
 
 
+@pytest.mark.better(12)
 async def test_a_lease_ends_with_its_time(pool, token):
     await pool.store.lease_grant(token, HOT, 8, 0, {0: 3})
     assert await take(pool, "a") == 1
@@ -72,12 +75,14 @@ async def test_a_lease_ends_with_its_time(pool, token):
     assert await pool.store.redis.hlen(pool.store.keys.leases) == 0
 
 
+@pytest.mark.better(10)
 async def test_the_reaper_ends_leases_too(pool, token):
     await pool.store.lease_grant(token, HOT, 8, 0, {0: 3})
     assert await pool.store.reap(10) == [f"lease {HOT}"]
     assert await pool.store.reap(10) == []
 
 
+@pytest.mark.better(12)
 async def test_a_lease_dies_with_the_epoch_of_its_owner(pool, token):
     await pool.store.lease_grant(token, HOT, 8, 60_000, {0: 3})
     await pool.store.rank_down(0, pool.epochs[0])

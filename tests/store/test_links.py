@@ -60,6 +60,7 @@ async def test_a_rank_without_a_way_is_not_linked(pool, keeper):
     assert await line(pool, "0>2") is None
 
 
+@pytest.mark.better(13)
 async def test_links_follow_from_what_workers_say_of_their_gpus(pool, keeper, caplog):
     for rank, near in enumerate(["B", "A", "D", "C"]):
         await pool.join(rank, held=pool.epochs.get(rank, ""))

@@ -62,6 +62,7 @@ async def test_a_repeated_delta_writes_nothing_and_counts_as_done(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.better(6)
 @pytest.mark.bar(6)
 async def test_a_delta_that_skips_a_state_names_the_version_held_and_writes_nothing(pool):
     await pool.join(0)

@@ -75,6 +75,7 @@ async def test_the_urgent_one_gets_the_room_there_is(pool, retrying):
     assert await pool.parked_ids() == ["plain"]
 
 
+@pytest.mark.better(5)
 async def test_many_that_find_no_room_do_not_hide_one_that_would(pool, retrying):
     await pool.set(origin_hops=0)
     for rank in (0, 1):

@@ -81,6 +81,7 @@ async def test_a_prefix_is_left_alone_for_a_while_after_a_plan(pool, turn):
     assert len(await turn()) == 2
 
 
+@pytest.mark.better(20)
 async def test_a_refusal_is_kept_with_its_numbers_once_a_cooldown(pool, turn):
     await pool.set(hot_ratio=10**6, hot_cooldown_ms=3_600_000)
     await heat(pool)
@@ -106,6 +107,7 @@ async def test_a_leader_of_the_past_places_nothing(pool, turn):
         await turn()
 
 
+@pytest.mark.better(12)
 async def test_heat_fades(pool, turn):
     await heat(pool, 1.05)
     await turn()

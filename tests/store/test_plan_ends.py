@@ -15,6 +15,7 @@ async def plan(pool):
 # --- aborts
 
 
+@pytest.mark.better(14)
 @pytest.mark.bar(32)
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.EXECUTE])
 async def test_nobody_settles_before_both_have_stopped(plan, phase):
@@ -92,6 +93,7 @@ async def test_a_plan_whose_sides_both_die_settles_without_a_word(plan):
     await plan.settled()
 
 
+@pytest.mark.better(10)
 @pytest.mark.bar(33, 34)
 @pytest.mark.parametrize("phase", [Phase.PREPARE, Phase.EXECUTE])
 async def test_a_phase_that_lasts_too_long_is_aborted(plan, phase):
@@ -117,6 +119,7 @@ async def test_a_side_that_is_silent_is_asked_again(plan, phase, order):
     assert await plan.reap() == [], "its new deadline has not come"
 
 
+@pytest.mark.better(10)
 @pytest.mark.bar(34)
 async def test_a_living_side_that_stays_silent_too_long_is_fenced(plan):
     await plan.to(Phase.ABORT)

@@ -115,6 +115,7 @@ async def test_pages_wait_for_a_parent_that_a_delta_has_yet_to_bring(plan):
     assert await plan.visible() == [False] * 5
 
 
+@pytest.mark.better(15)
 async def test_a_copys_source_stays_in_the_page_table_throughout(plan):
     for phase in (Phase.PREPARE, Phase.EXECUTE, Phase.PUBLISH, Phase.FINALIZE):
         plan.id = f"p-{phase}"
@@ -123,6 +124,7 @@ async def test_a_copys_source_stays_in_the_page_table_throughout(plan):
         assert (routed.rank, routed.hit) == (SRC, 5)
 
 
+@pytest.mark.better(20)
 async def test_the_log_holds_the_figures_of_a_settled_plan(plan):
     await plan.to(Phase.FINALIZE)
     (row,) = await plan.plans.log()
@@ -194,6 +196,7 @@ def reached(phase: Phase) -> set[Phase]:
     return {far for near in SUCCESSORS[phase] for far in SUCCESSORS[near]} & {Phase.ABORTED}
 
 
+@pytest.mark.better(14)
 async def test_publish_before_both_have_prepared_shows_nothing(plan):
     await plan.to(Phase.PREPARE)
     await plan.reserved()

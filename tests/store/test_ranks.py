@@ -51,6 +51,7 @@ async def test_the_first_worker_settles_the_weights_and_others_must_agree(pool):
         await pool.store.rank_up(1, **joining(identity=identity))
 
 
+@pytest.mark.better(5)
 async def test_a_rank_that_cannot_hold_the_longest_request_is_refused(pool):
     with pytest.raises(ConfigError, match="15 blocks of 4 tokens cannot hold one request of 64"):
         await pool.store.rank_up(0, **joining(blocks=15))

@@ -49,6 +49,7 @@ async def test_a_prompt_that_leaves_room_in_its_last_block_needs_no_more(pool):
     assert (await pool.ask("a", PROMPT[:15])).need == 4
 
 
+@pytest.mark.better(18)
 @pytest.mark.bar(21)
 async def test_a_busy_owner_of_the_prefix_is_passed_over(pool):
     await pool.join(0)
@@ -77,6 +78,7 @@ async def test_making_room_by_forgetting_costs(pool):
     assert (await pool.ask("a", PROMPT)).rank == 1
 
 
+@pytest.mark.better(4)
 async def test_a_rank_that_cannot_win_is_not_searched_to_the_end(pool):
     prompt = list(range(32))
     for rank, held, wait in ((0, 32, 0), (1, 20, 300)):
@@ -235,6 +237,7 @@ async def test_a_retry_without_room_changes_nothing(pool):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.better(17)
 @pytest.mark.bar(30)
 async def test_past_the_parked_bound_a_request_is_overloaded_at_once(pool):
     await pool.set(max_parked=1)

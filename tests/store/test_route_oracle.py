@@ -160,6 +160,7 @@ async def check(store, ranks, w, request_id, asked, routed, hints):
     promise(routed.rank, ranks[routed.rank], made, asked, BLOCK, w, hints)
 
 
+@pytest.mark.better(18)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("calls", ["one call each", "one call for all"])
 @given(

@@ -162,6 +162,7 @@ async def test_a_neighbour_takes_over_within_both_bounds(pool, pairs, queue, sla
     assert await reason(pool, "a") == ("pair_spill" if taken else "prefix_hit")
 
 
+@pytest.mark.better(13)
 @pytest.mark.parametrize(("pairs", "taken"), [("", 1), ("0-2", 2)])
 async def test_neighbours_are_those_whom_a_link_joins_unless_pairs_are_named(pool, pairs, taken):
     """As above, with what the leader found between the workers."""

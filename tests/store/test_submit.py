@@ -35,6 +35,7 @@ async def test_an_id_that_was_served_is_not_served_again(pool):
     assert await pool.store.submit("a", "c", VALUES) == ""
 
 
+@pytest.mark.better(17)
 @pytest.mark.bar(30)
 async def test_a_full_ingress_refuses_and_keeps_no_record(pool):
     await pool.set(max_ingress=2)

@@ -35,6 +35,7 @@ def whole_move(src, dst, plan, deadline_s):
     return begin_move(src, dst, plan, range(128), range(128), deadline_s)
 
 
+@pytest.mark.better(14)
 @pytest.mark.parametrize("block_tokens", [16, 64, 256])
 async def test_blocks_arrive_byte_for_byte(start_side, block_tokens):
     sides = [
@@ -84,6 +85,7 @@ async def test_halves_asked_for_in_another_order_still_find_each_other(pair):
     assert await two.do("digest", blocks=[200, 201, 202]) == sent
 
 
+@pytest.mark.better(10)
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_killed_peer_ends_a_move_at_once_and_its_successor_moves_again(
     big_pair, start_side, victim
@@ -106,6 +108,7 @@ async def test_a_killed_peer_ends_a_move_at_once_and_its_successor_moves_again(
     await move(survivor, successor, "r", [3, 4], [5, 6])
 
 
+@pytest.mark.better(10)
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_stopped_peer_ends_a_move_at_its_deadline(big_pair, victim):
     halves = whole_move(*big_pair, "p", deadline_s=1.5)

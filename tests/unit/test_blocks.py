@@ -131,6 +131,7 @@ def test_a_name_with_other_tokens_is_a_miss():
     assert pool.find(PrefixHash("unheard of"), ROOT, [1, 1]) is None
 
 
+@pytest.mark.better(1)
 def test_a_chain_torn_by_a_collision_matches_up_to_the_tear():
     pool = BlockPool(4, SIZE)
     hashes = cached_chain(pool, [1, 1, 2, 2, 3, 3], 0.0)

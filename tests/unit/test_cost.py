@@ -81,6 +81,7 @@ def test_interference_makes_the_bytes_slower_and_not_the_words():
     assert loud.predict(PAIR, 4, "nccl", 0.0) == pytest.approx(2 * 400.0 + 50.0)
 
 
+@pytest.mark.better(20)
 @pytest.mark.parametrize("took", [10.0, 5000.0])
 def test_what_happens_pulls_the_prediction_both_ways(took):
     model, before = MODEL, MODEL.predict(PAIR, 4, "nccl", 0.0)
@@ -92,6 +93,7 @@ def test_what_happens_pulls_the_prediction_both_ways(took):
     assert gaps[-1] < 0.15 * gaps[0]
 
 
+@pytest.mark.better(20)
 def test_an_old_sample_loses_its_say():
     model = MODEL
     for _ in range(8):
@@ -118,6 +120,7 @@ def test_a_pair_that_differs_from_what_is_known_differs_at_every_size(factor):
         assert model.predict(PAIR, blocks, "nccl", 0.0) == pytest.approx(factor * known, rel=0.2)
 
 
+@pytest.mark.better(20)
 def test_one_plan_that_stood_still_says_little_of_other_sizes():
     model = MODEL.learn(PAIR, 4, "nccl", 1e9, 0.0)
     known = MODEL.predict(PAIR, 8, "nccl", 0.0)

@@ -310,6 +310,7 @@ def test_a_long_run_that_breaks_goes_on_byte_by_byte_until_it_ends():
     assert "".join(stream("llama", ids)) == expected
 
 
+@pytest.mark.better(9)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_the_work_for_a_token_does_not_grow_with_the_text(name: str, data: st.DataObject):

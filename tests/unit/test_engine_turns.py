@@ -80,6 +80,7 @@ def driven(request) -> Iterator[Driven]:
     engine.close()
 
 
+@pytest.mark.better(2)
 def test_no_step_waits_for_a_command(monkeypatch):
     waits: list[float | None] = []
 
@@ -98,6 +99,7 @@ def test_no_step_waits_for_a_command(monkeypatch):
     assert waits.count(None) <= 3, "it waits when it is idle, and only then"
 
 
+@pytest.mark.better(6)
 def test_a_step_tells_of_the_blocks_it_changed_however_many_there_are(driven):
     for n in range(15):  # 15 prompts of 100 blocks
         driven.ask(f"fill{n}", [1000 + n] * 400, 1)
@@ -109,6 +111,7 @@ def test_a_step_tells_of_the_blocks_it_changed_however_many_there_are(driven):
     assert all(report.snapshot is None for report in driven.reports)
 
 
+@pytest.mark.better(6)
 def test_the_whole_table_is_told_once_to_a_new_epoch(driven):
     driven.ask("a", list(range(40)), 1)
     driven.engine.tell(Reset("7", forget=False))

@@ -147,6 +147,7 @@ def test_a_moved_chain_that_another_plan_reads_is_not_freed():
     assert handoff.release("q", moved=True) == 4
 
 
+@pytest.mark.better(15)
 def test_a_copied_chain_stays():
     handoff = holding(8, TOKENS)
     handoff.pin("p", CHAIN, 0)
@@ -160,6 +161,7 @@ def test_only_the_part_that_travelled_is_freed():
     assert handoff.release("p", moved=True) == 1
 
 
+@pytest.mark.better(16)
 @pytest.mark.parametrize("wrong", [[1, 1, 2, 9], [1, 1, 2], [9, 1, 2, 2]])
 def test_names_agree_with_their_own_tokens_only(wrong):
     assert names_agree(CHAIN, 0, TOKENS[:4], SIZE, ROOT)

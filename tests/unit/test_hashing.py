@@ -64,6 +64,7 @@ def test_another_interpreter_gives_the_same_names(seed):
     assert tuple(out.split()) == chain_hashes(TOKENS, 4, domain_root("model-a", 4, "tenant"))
 
 
+@pytest.mark.better(16)
 @pytest.mark.bar(17)
 def test_domains_that_differ_in_one_part_share_no_name():
     domains = [

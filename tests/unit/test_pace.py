@@ -5,6 +5,7 @@ import pytest
 from workers.core.pace import MOST_US, Pace
 
 
+@pytest.mark.better(20)
 def test_the_first_step_of_each_shape_is_left_out():
     pace = Pace()
     pace.observe(100, 0, 9.0)

@@ -44,6 +44,7 @@ def test_a_hot_prefix_of_a_busy_owner_goes_to_an_idle_neighbour():
     assert refusals == []
 
 
+@pytest.mark.better(11)
 @pytest.mark.parametrize(
     ("changes", "reason", "said"),
     [

@@ -17,6 +17,7 @@ from tests.unit.schedule_worker import (
 )
 
 
+@pytest.mark.better(18)
 def test_decodes_come_before_prefills_and_count_against_the_budget():
     worker = Worker(20, max_batched_tokens=10)
     worker.add(request("a", [0] * 3, arrival=0), request("b", [1] * 5, arrival=1))
@@ -27,6 +28,7 @@ def test_decodes_come_before_prefills_and_count_against_the_budget():
     assert [len(batch.decodes), len(batch.prefills), len(batch.samples)] == [2, 1, 2]
 
 
+@pytest.mark.better(5)
 def test_a_long_prompt_is_computed_in_chunks_and_samples_once_at_its_end():
     worker = Worker(20, max_batched_tokens=8)
     worker.add(request("a", [0] * 18))
@@ -50,6 +52,7 @@ def test_a_begun_prefill_goes_on_before_the_next_one_begins():
     assert rows(worker.step()) == [("a", 20, 1), ("b", 4, 7)]
 
 
+@pytest.mark.better(18)
 def test_a_begun_prefill_gets_a_token_a_step_beside_the_most_decodes_there_can_be():
     worker = Worker(40, max_num_seqs=3, max_batched_tokens=3)
     worker.add(request("a", [0], max_tokens=9), request("b", [1], arrival=1, max_tokens=9))
@@ -68,6 +71,7 @@ def test_a_cached_prefix_is_not_computed_again():
     assert again.cached_tokens == 8
 
 
+@pytest.mark.better(5)
 def test_a_wholly_cached_prompt_recomputes_its_last_token_and_writes_nothing():
     worker = Worker(20)
     worker.add(request("a", PROMPT[:8], max_tokens=1))
@@ -91,6 +95,7 @@ def test_generated_blocks_are_found_by_the_next_turn():
     assert rows(worker.step()) == [("b", 16, 4)]
 
 
+@pytest.mark.better(16)
 @pytest.mark.bar(20)
 def test_equal_prompts_arriving_together_compute_their_prefix_once():
     worker = Worker(40)
@@ -241,6 +246,7 @@ def test_seats_are_bounded():
     assert list(worker.finished) == ["r0", "r1", "r2"]
 
 
+@pytest.mark.better(16)
 def test_sequences_that_generate_the_same_block_end_up_sharing_it():
     worker = Worker(20)
     a, b = (request(n, PROMPT[:2], arrival=i, max_tokens=9) for i, n in enumerate("ab"))
@@ -253,6 +259,7 @@ def test_sequences_that_generate_the_same_block_end_up_sharing_it():
     worker.drain()
 
 
+@pytest.mark.better(16)
 def test_a_hash_collision_costs_a_recompute_and_nothing_else():
     worker = Worker(20)
     stolen = list(chain_hashes([1] * 12, 4, root_of("", 4)))

@@ -114,6 +114,7 @@ def test_every_sampling_row_needs_a_token():
         worker.scheduler.complete(worker.schedule(), [], 0.0)
 
 
+@pytest.mark.better(9)
 def test_a_crowd_of_siblings_is_not_walked_through_every_step():
     worker = Worker(60, max_num_seqs=3)
     worker.add(*(request(f"r{n}", [0] * 20, arrival=n, max_tokens=1) for n in range(9)))

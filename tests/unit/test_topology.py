@@ -68,6 +68,7 @@ def dresses(draw, box):
     return banner + "\n".join(lines) + "\n" + draw(st.sampled_from(["", LEGEND]))
 
 
+@pytest.mark.better(13)
 @given(boxes().flatmap(lambda box: st.tuples(st.just(box), dresses(box))))
 def test_a_matrix_in_any_dress_gives_the_pairs_that_nvlink_joins(drawn):
     (count, cells), text = drawn
@@ -183,6 +184,7 @@ def test_a_setting_that_cannot_be_followed_is_refused_by_name(setting, uuids, re
         visible(gpus(4, uuids), setting)
 
 
+@pytest.mark.better(13)
 @given(boxes(), st.data())
 def test_ranks_are_linked_as_their_gpus_are_however_each_process_counts(box, data):
     count, cells = box

@@ -45,6 +45,7 @@ def full_pool(blocks: int) -> BlockPool:
     return pool
 
 
+@pytest.mark.better(9)
 @pytest.mark.parametrize(
     "work",
     [
@@ -65,6 +66,7 @@ def test_room_is_found_in_a_large_cache_as_soon_as_in_a_small_one(
     assert 0 < compared[LARGE] < 4 * compared[SMALL], "by its logarithm, not by its size"
 
 
+@pytest.mark.better(9)
 def test_a_request_is_hashed_once_however_long_it_waits(monkeypatch):
     hashed: list[int] = []
     chain_hashes = sequence.chain_hashes

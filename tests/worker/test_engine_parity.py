@@ -187,6 +187,7 @@ def test_a_cold_prompt(drive, expect):
     assert driver.ended["a"] == 0
 
 
+@pytest.mark.better(1)
 def test_a_prefix_hit(drive, expect):
     driver = drive()
     shared = prompt(50)
@@ -197,6 +198,7 @@ def test_a_prefix_hit(drive, expect):
     assert driver.ended["b"] == 48
 
 
+@pytest.mark.better(5)
 def test_a_fully_cached_block_aligned_prompt(drive, expect):
     driver = drive()
     driver.add("a", prompt(64))

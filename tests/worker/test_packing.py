@@ -86,6 +86,7 @@ def test_padding_computes_nothing_and_writes_to_the_trash(seed):
     assert (step.starts[size.rows + 1 :] == size.tokens).all()
 
 
+@pytest.mark.better(19)
 @pytest.mark.parametrize("seed", range(12))
 def test_tiles_cover_every_query_of_a_prefill_once_and_the_longest_come_first(seed):
     rows = random_rows(seed)
@@ -144,6 +145,7 @@ def test_more_blocks_than_the_buffer_holds_are_refused():
         layout.fill(np.zeros(layout.fixed, np.int32), rows)
 
 
+@pytest.mark.better(19)
 @pytest.mark.parametrize(
     ("max_rows", "max_tokens", "max_model_len"),
     [(256, 2048, 4096), (64, 64, 512), (8, 3, 100), (2, 1000, 128)],
@@ -164,6 +166,7 @@ def test_the_largest_step_holds_every_token_in_rows_that_sample_and_write_nothin
     assert (step.slots >= TRASH * BLOCK).all()
 
 
+@pytest.mark.better(19)
 @pytest.mark.parametrize(
     ("most", "expected"),
     [(1, (1,)), (3, (1, 2, 3)), (4, (1, 2, 4)), (8, (1, 2, 4, 8)), (9, (1, 2, 4, 8))],

@@ -44,6 +44,7 @@ def test_a_cold_prompt_matches_generate(pair, reference, paged):
     assert sequence.output == reference(pair[1], prompt(37), COUNT)
 
 
+@pytest.mark.better(1)
 def test_logits_match_those_of_the_plain_model(pair, paged):
     tokens = prompt(50)
     engine = paged(pair[0])
@@ -56,6 +57,7 @@ def test_logits_match_those_of_the_plain_model(pair, paged):
     assert (got - expected).abs().max() < 1e-3 * expected.abs().max()
 
 
+@pytest.mark.better(1)
 def test_a_prefix_hit_matches_generate(pair, reference, paged):
     engine, shared = paged(pair[0]), prompt(32)
     first = engine.add(shared + prompt(5, 1), COUNT)
@@ -81,6 +83,7 @@ def test_a_fully_cached_prompt_recomputes_one_token_and_leaves_the_shared_blocks
     assert torch.equal(engine.pool.gather(first.table[:3]), before)
 
 
+@pytest.mark.better(1)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 33])
 def test_a_chunked_prefill_matches_generate(pair, reference, paged, chunk):
     engine = paged(pair[0])
