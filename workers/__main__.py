@@ -11,6 +11,7 @@ import uvloop
 
 from lmpoold.shell.ending import run_command
 from lmpoold.shell.observe import log_to_stderr
+from lmpoold.shell.steady import uncollected
 from lmpoold.text.folder import cache_root
 from workers.daemon.serve import serve
 from workers.daemon.settings import WorkerConfig
@@ -63,8 +64,9 @@ def command(
         raise click.UsageError("give --redis-url, or set LMPOOL_REDIS_URL")
     log_to_stderr(log_level, requests=log_requests)
     wanted = WorkerConfig(redis_url=redis_url, cache=cache_root(os.environ), **options)
-    from workers.daemon.build import build_equipment
-    from workers.model.device import choose_device
+    with uncollected():
+        from workers.daemon.build import build_equipment
+        from workers.model.device import choose_device
 
     config = wanted.on(choose_device(wanted.device, wanted.rank))
     uvloop.run(serve(config, partial(build_equipment, config)))

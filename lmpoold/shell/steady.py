@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from redis.exceptions import (
     AskError,
@@ -75,6 +76,20 @@ async def _wait(stop: asyncio.Event, seconds: float) -> None:
 async def pause(stop: asyncio.Event, seconds: float) -> None:
     """Wait for `seconds`, or until `stop`."""
     await _wait(stop, seconds)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage within, and never look again at what was made meanwhile.
+
+    For large imports: looking for garbage among modules takes a fifth of their time.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def settle_heap() -> None:

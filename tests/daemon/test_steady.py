@@ -1,12 +1,13 @@
 """Loops that outlive a lost server and nothing else, and sockets that send at once."""
 
 import asyncio
+import gc
 import socket
 
 import pytest
 from redis.exceptions import ConnectionError as ServerLost
 
-from lmpoold.shell.steady import steadily
+from lmpoold.shell.steady import steadily, uncollected
 from lmpoold.store.connect import open_redis
 from lmpoold.store.lane import Lane
 
@@ -75,3 +76,14 @@ async def test_a_connection_over_tcp_does_not_hold_small_writes_back(redis, serv
     await client.aclose()
     listener.close()
     await listener.wait_closed()
+
+
+def test_nothing_is_collected_within_a_large_import_and_all_is_as_before_after_it():
+    frozen = gc.get_freeze_count()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen, "what was imported is not looked at again"
+    finally:
+        gc.unfreeze()
