@@ -34,19 +34,13 @@ async def test_transfers_between_four_workers_run_beside_each_other_and_outlive_
         await pool.store.tune({"plans_per_rank": "16", "background": "0", "foreground": "0"})
         for rank, tokens in asked.items():
             assert (await pool.ask(rank, tokens)).tokens == wanted[rank]
-        await linked(pool, FULL_MESH)
+        await pool.until_linked(FULL_MESH)
         await several_into_one(pool, asked, wanted)
         await everyone_to_everyone(pool, asked)
         await pool.store.tune({"pairs": "0-1,2-3"})
-        await linked(pool, TWO_PAIRS)
+        await pool.until_linked(TWO_PAIRS)
         await both_pairs_at_once(pool, model)
         await a_death_amid_two_plans(pool, model)
-
-
-async def linked(pool, pairs):
-    async with asyncio.timeout(20):
-        while await pool.plans.linked() != pairs:
-            await asyncio.sleep(0.05)
 
 
 async def ends(pool, plans):

@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from pathlib import Path
 
 import pytest
 
+from lmpoold.protocol.errors import RequestFailed
 from lmpoold.protocol.transfer import Phase
 from tests.e2e.transfer_pool import Pair, plain_model, plain_output, prompt, running_pair
 
@@ -108,8 +110,7 @@ async def test_a_transfer_that_its_stopped_peer_holds_up_is_given_up_and_the_nex
     async with running_pair(tmp_path) as pair:
         gate = tmp_path / "gate"
         await pair.restart_worker(0, f"source:6:{gate}")
-        await pair.redis.hset(pair.store.keys.cfg, "plan_execute_ms", "1000")
-        await asyncio.sleep(1.1)
+        await pair.store.tune({"plan_execute_ms": "1000"})
         asked = prompt(200)
         wanted = plain_output(model, asked, 10)
         assert (await pair.ask(0, asked)).tokens == wanted
@@ -126,3 +127,34 @@ async def test_a_transfer_that_its_stopped_peer_holds_up_is_given_up_and_the_nex
         assert (await pair.ask(0, again)).tokens == wanted
         plan = await pair.begin(again, 0, 1)
         assert await holds(pair, plan, again, wanted, "again") is Phase.FINALIZE
+        await cancelled_while_its_prefix_is_on_the_way(pair, gate)
+
+
+async def cancelled_while_its_prefix_is_on_the_way(pair: Pair, gate: Path) -> None:
+    """The request ends at once; the plan that it waited for goes on and leaves nothing."""
+    await pair.restart_worker(0, f"source:0:{gate}")
+    asked = prompt(202)
+    await pair.ask(0, asked)
+    await pair.until_linked([(0, 1), (1, 0)])
+    await pair.redis.hset(pair.store.keys.rank_facts(1), "prefill_us", "1000")
+    await pair.store.tune({"w_seq": "1000000", "fetch_ratio": "0", "fetch_wait_ms": "30000"})
+    await pair.store.tune({"plan_execute_ms": "30000"})
+    busy = asyncio.create_task(pair.ask(0, prompt(203), 400))
+    async with asyncio.timeout(20):
+        while not (await pair.rows())[0].sequences:
+            await asyncio.sleep(0.01)
+    await pair.store.drain(1, draining=False)
+    name = await pair.client.submit(tokens=asked, max_tokens=10, ignore_eos=True)
+    async with asyncio.timeout(20):
+        while not gate.exists():
+            await asyncio.sleep(0.01)
+    assert await pair.client.cancel(name) == "routed"
+    with pytest.raises(RequestFailed, match="cancelled"):
+        async with asyncio.timeout(10):
+            await anext(pair.client.stream(name))
+    assert gate.exists()
+    assert [live.phase for live in await pair.plans.live()] == [Phase.PREPARE]
+    gate.unlink()
+    await busy
+    await pair.until_idle()
+    assert not (dead := pair.dead()), pair.logs(dead[0])

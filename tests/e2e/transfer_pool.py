@@ -112,6 +112,12 @@ class Pair:
                 assert not (dead := self.dead()), f"{dead} ended:\n{self.logs(dead[0])}"
                 await asyncio.sleep(0.05)
 
+    async def until_linked(self, pairs: list[tuple[int, int]]) -> None:
+        """Wait until the leader, who looks once a second, has found these links and no others."""
+        async with asyncio.timeout(20):
+            while await self.plans.linked() != pairs:
+                await asyncio.sleep(0.05)
+
     def logs(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()[-3000:]
 
