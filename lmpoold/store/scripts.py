@@ -341,8 +341,8 @@ class PoolStore:
 
     async def heartbeat(
         self, rank: int, epoch: str, ttl_ms: int, version: int = 0, stuck_ms: int = 0
-    ) -> None:
-        """Stay alive for another `ttl_ms`; Stale if the rank was fenced.
+    ) -> float:
+        """Stay alive for another `ttl_ms`; returns `w_decode` as it is now.
 
         Args:
             rank: the rank.
@@ -350,8 +350,9 @@ class PoolStore:
             ttl_ms: how long the claim lives from now.
             version: the last report that the server acknowledged.
             stuck_ms: for how long the worker has had work and finished no step of it.
+        Raises: Stale: the rank was fenced.
         """
-        await self.call("heartbeat", rank, epoch, ttl_ms, version, stuck_ms)
+        return float(await self.call("heartbeat", rank, epoch, ttl_ms, version, stuck_ms))
 
     async def page(self, name: str) -> list[str]:
         """Return a line a rank that holds the block named `name`."""

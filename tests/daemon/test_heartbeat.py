@@ -35,6 +35,7 @@ async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_
         pool.epochs[0],
         version=lambda: 0,
         stuck_ms=stuck_ms,
+        on_weight=lambda _: None,
         on_fenced=lambda: None,
     )
     beat.start()
@@ -59,9 +60,31 @@ async def test_a_heart_that_beats_for_an_engine_that_hangs_keeps_nothing(pool, s
         pool.epochs[0],
         version=lambda: 0,
         stuck_ms=lambda: 1000,
+        on_weight=lambda _: None,
         on_fenced=lambda: loop.call_soon_threadsafe(fenced.set),
     )
     beat.start()
     async with asyncio.timeout(10):
         await fenced.wait()
+    beat.stop()
+
+
+async def test_a_changed_weight_reaches_the_workers_that_serve(pool, server_url):
+    loop, weights = asyncio.get_running_loop(), asyncio.Queue()
+    beat = Heartbeat(
+        server_url,
+        pool.store.keys,
+        0,
+        pool.epochs[0],
+        version=lambda: 0,
+        stuck_ms=lambda: 0,
+        on_weight=lambda weight: loop.call_soon_threadsafe(weights.put_nowait, weight),
+        on_fenced=lambda: None,
+    )
+    beat.start()
+    async with asyncio.timeout(10):
+        assert await weights.get() == 8.0
+        await pool.store.tune({"w_decode": "0.1"})
+        while await weights.get() != 0.1:
+            pass
     beat.stop()

@@ -121,3 +121,16 @@ def test_the_whole_table_is_told_once_to_a_new_epoch(driven):
     assert len(whole) == 1
     assert after[0].snapshot is whole[0]
     assert len(whole[0]) >= 10
+
+
+def test_what_an_output_token_counts_for_can_be_changed_while_it_serves(driven):
+    def counted(name: str) -> int:
+        """What a request of one block and 100 tokens more counts for when it is new."""
+        reports = driven.ask(name, [ord(name)] * BLOCK, 100)
+        return max(one.counts.run_tokens + one.counts.wait_tokens for one in reports)
+
+    before = counted("a")
+    driven.engine.weigh_decodes(2.0)
+    after = counted("b")
+    assert 99 * 8 <= before <= 100 * 8 + BLOCK
+    assert 99 * 2 <= after <= 100 * 2 + BLOCK

@@ -186,6 +186,10 @@ class Engine:
         moved_s = self._moved_s
         return 0.0 if moved_s is None else max(0.0, now_s - moved_s)
 
+    def weigh_decodes(self, weight: float) -> None:
+        """Count an output token as so many prefill tokens from now on; from any thread."""
+        self._decode_weight = weight
+
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""

@@ -31,6 +31,7 @@ class Heartbeat:
         *,
         version: Callable[[], int],
         stuck_ms: Callable[[], int],
+        on_weight: Callable[[float], None],
         on_fenced: Callable[[], None],
     ) -> None:
         """Prepare the thread.
@@ -44,12 +45,14 @@ class Heartbeat:
                 that has an older one has forgotten, and even an idle worker has to join again.
             stuck_ms: called on the thread: for how long the worker has had work and finished none
                 of it. It keeps the claim only while that is short.
+            on_weight: called on the thread with `w_decode`, as the pool has it now, at each beat.
             on_fenced: called on the thread when the rank was taken away.
         """
         self._redis = open_redis(url, pool=keys.pool, timeout_s=EVERY_S)
         self._words = ("FCALL", "heartbeat", 1, keys.load, rank, epoch, TTL_MS)
         self._version = version
         self._stuck_ms = stuck_ms
+        self._on_weight = on_weight
         self._on_fenced = on_fenced
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -78,7 +81,8 @@ class Heartbeat:
             following_s = time.monotonic() + EVERY_S
             try:
                 words = (*self._words, self._version(), self._stuck_ms())
-                runner.run(self._redis.execute_command(*words))  # type: ignore[no-untyped-call]
+                weight = runner.run(self._redis.execute_command(*words))  # type: ignore[no-untyped-call]
+                self._on_weight(float(weight))
                 missed = 0
             except ResponseError as error:
                 if str(error).startswith(("STALE_EPOCH", "NORANK")):

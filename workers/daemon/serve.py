@@ -259,6 +259,7 @@ class _Worker:
             epoch,
             version=lambda: self._reporter.version,
             stuck_ms=Progress(engine.stuck_s).stuck_ms,
+            on_weight=engine.weigh_decodes,
             on_fenced=on_fenced,
         )
         keys, rank = self._store.keys, self._config.rank

@@ -9,7 +9,8 @@ heartbeat ARGV  1 rank, 2 epoch, 3 alive ttl ms, 4 last version that was acknowl
                 5 for how many ms the worker has had work and finished no step of it
 drain ARGV      1 rank, 2 `drain` or `up`
 
-Returns  rank_up: the new epoch; rank_down: requests still to move; heartbeat, drain: OK
+Returns  rank_up: the new epoch; rank_down: requests still to move; heartbeat: w_decode as it is now, for
+         what the worker counts from here on; drain: OK
 Errors   NOCFG      no lmpoold has described the pool yet
          CFG_MISMATCH  names the field in which worker and pool differ
          TOO_SMALL  the rank could not hold one request of max_model_len
@@ -88,7 +89,7 @@ local function heartbeat(a)
       g.engine_stall_ms .. '): its requests run elsewhere, join again when it moves')
   end
   call('SET', rank_key(a[1], 'alive'), a[2], 'PX', a[3])
-  return 'OK'
+  return fmt('%.17g', g.w_decode)
 end
 
 local function drain(a)
