@@ -49,7 +49,7 @@ class Sampler(Protocol):
         ...
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Return `[rows]` int64 of `[rows, vocab]` float32."""
+        """Return `[rows]` int64 of `[rows, vocab]` logits."""
         ...
 
 
@@ -136,7 +136,7 @@ class CudaRunner:
             logprobs = None
             if any(row.sampling.temperature >= GREEDY_BELOW for row in sampling):
                 self._sampler.fill(sampling)
-                drawn.copy_(self._sampler.draw(logits.float()))
+                drawn.copy_(self._sampler.draw(logits))
             if any(row.sampling.logprobs is not None for row in sampling):
                 logprobs = PendingLogprobs(logits, drawn, sampling)
             tokens, event = self._staging.to_host(drawn)
