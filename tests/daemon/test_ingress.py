@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lmpoold.core.admission import Limits
-from lmpoold.daemon.ingress import LARGE_BYTES, Ingress
+from lmpoold.daemon.ingress import GROUP_BYTES, Ingress
 from lmpoold.daemon.metrics import RouterMetrics
 from lmpoold.daemon.reading import Reader
 from lmpoold.protocol.keys import Keyspace
@@ -30,7 +30,7 @@ class SlowReader(Reader):
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def read(self, entries: Sequence[Entry]):
-        if any(len(values[b"prompt"]) > LARGE_BYTES for _, values in entries):
+        if any(len(values[b"prompt"]) > GROUP_BYTES for _, values in entries):
             self.begun.set()
             assert self.go_on.wait(30)
         return super().read(entries)
@@ -58,7 +58,7 @@ async def test_a_short_prompt_passes_a_long_one_that_is_still_being_read(
     inbox = Inbox(lane_over(redis), keys.ingress, "sched", "d0")
     metrics = RouterMetrics(CollectorRegistry(), BLOCK)
     reading = asyncio.create_task(Ingress(pool.store, inbox, reader, metrics).run(stop))
-    await redis.xadd(keys.ingress, {"id": "long", "prompt": "x" * (LARGE_BYTES + 1)})
+    await redis.xadd(keys.ingress, {"id": "long", "prompt": "x" * (GROUP_BYTES + 1)})
     await until(lambda: asyncio.to_thread(reader.begun.is_set))
     for name in ("a", "b"):
         await redis.xadd(keys.ingress, {"id": name, "prompt": "hello", "max_tokens": "1"})
