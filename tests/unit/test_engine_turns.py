@@ -15,7 +15,7 @@ from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon import engine as engine_module
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Add, Engine, Reset, Stop
+from workers.daemon.engine import Abort, Add, Engine, Reset, Stop
 from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.report import StepReport
 
@@ -134,3 +134,16 @@ def test_what_an_output_token_counts_for_can_be_changed_while_it_serves(driven):
     after = counted("b")
     assert 99 * 8 <= before <= 100 * 8 + BLOCK
     assert 99 * 2 <= after <= 100 * 2 + BLOCK
+
+
+def test_a_request_that_was_held_back_is_ended_without_a_step(driven):
+    sampling = Sampling(max_tokens=9, ignore_eos=True)
+    payload = Payload(client="c", prompt_tokens=8, sampling=sampling)
+    held = Dispatch("1-0", "held", 0, 0, payload, list(range(8)))
+    driven.engine.tell(Abort("held", "cancelled", "cancelled by its asker", held))
+    driven.ask("after", [1, 2, 3], 1)
+    (output,) = [one for report in driven.reports for _, one in report.outputs if one.id == "held"]
+    assert (output.code, output.index) == ("cancelled", 0)
+    (end,) = [end for report in driven.reports for end in report.ended if end.id == "held"]
+    assert (end.entry, end.state, end.output_tokens) == ("1-0", "cancelled", 0)
+    assert driven.pool.free == driven.pool.num_blocks - driven.pool.reclaimable

@@ -53,11 +53,16 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request with an error, or drop it without a word (`code` empty)."""
+    """End a request with an error, or drop it without a word (`code` empty).
+
+    Attributes:
+        held: the request itself, if it was not handed over yet: it is taken in to be ended.
+    """
 
     id: str
     code: str = ""
     message: str = ""
+    held: Dispatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,9 @@ class Engine:
             match command:
                 case Add(dispatch):
                     self._add(dispatch)
-                case Abort(request_id, code, message):
+                case Abort(request_id, code, message, held):
+                    if held is not None:
+                        self._add(held)
                     self._end(request_id, code, message)
                 case Reset(epoch, forget):
                     if forget:

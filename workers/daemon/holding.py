@@ -23,11 +23,18 @@ class Holding:
             timer = loop.call_later(dispatch.wait_s, self.release, dispatch.id)
             self._held[dispatch.id] = (dispatch, timer)
 
+    def recall(self, request_id: str) -> Dispatch | None:
+        """Take a request back, if it is held: it is not handed on."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return None
+        dispatch, timer = held
+        timer.cancel()
+        return dispatch
+
     def release(self, request_id: str) -> None:
         """Hand a request on now, if it is held."""
-        if held := self._held.pop(request_id, None):
-            dispatch, timer = held
-            timer.cancel()
+        if (dispatch := self.recall(request_id)) is not None:
             self._hand_on(dispatch)
 
     def release_plan(self, plan: str) -> None:

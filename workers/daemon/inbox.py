@@ -90,9 +90,8 @@ class WorkerInbox:
                 case Dispatch():
                     self._add(message)
                 case Cancel():
-                    if self._transfers is not None:
-                        self._transfers.release(message.id)
-                    self._tell(Abort(message.id, "cancelled", "cancelled by its asker"))
+                    held = self._transfers.recall(message.id) if self._transfers else None
+                    self._tell(Abort(message.id, "cancelled", "cancelled by its asker", held))
                     self._done.append(message.entry)
                 case Forget():
                     self._tell(FORGET)

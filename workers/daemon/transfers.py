@@ -88,9 +88,9 @@ class Transfers:
         self._holding.hold(dispatch)
         return True
 
-    def release(self, request_id: str) -> None:
-        """Give a request that is held back to the engine now."""
-        self._holding.release(request_id)
+    def recall(self, request_id: str) -> Dispatch | None:
+        """Return a request that is held back, and let go of it."""
+        return self._holding.recall(request_id)
 
     def take(self, order: PlanOrder) -> None:
         """Take an order in; one of another epoch is void, a repeated one harmless."""
