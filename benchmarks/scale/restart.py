@@ -26,7 +26,7 @@ from benchmarks.micro.route import BLOCK, Bench
 from benchmarks.scale.bystander import first_of_all
 from lmpoold.protocol.errors import LMPoolError
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes
-from lmpoold.protocol.views import Counts, PageEntry, RouteCall
+from lmpoold.protocol.views import Counts, RouteCall
 from lmpoold.shell.steady import settle_heap
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
@@ -64,7 +64,7 @@ async def play_worker(url: str, rank: int, pages: int) -> None:
                 rank, held="", ttl_ms=60_000, blocks=2 * pages, identity=identity, facts=facts
             )
             # Written down only now, as a worker's engine does when it is told of the new epoch.
-            table = {name: PageEntry(at, 1, at, bench.root) for at, name in enumerate(names)}
+            table = {name: f"{at}:1:{at}:{bench.root}" for at, name in enumerate(names)}
             await bench.store.swap(rank, epoch, 1, Counts(pages, pages, 0, 0, 0), table)
             break
         except (RedisError, OSError, LMPoolError):

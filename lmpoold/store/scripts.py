@@ -274,9 +274,12 @@ class PoolStore:
         epoch: str,
         new: int,
         counts: Counts,
-        pages: Mapping[PrefixHash, PageEntry],
+        pages: Mapping[PrefixHash, PageEntry] | Mapping[PrefixHash, PageEntry | str],
     ) -> None:
-        """Replace a rank's page table by a full snapshot, staged in chunks and then renamed."""
+        """Replace a rank's page table by a full snapshot, staged in chunks and then renamed.
+
+        Entries may be text already, as they stand in the table: there are many.
+        """
         stage = self.keys.stage(rank, epoch, new)
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.

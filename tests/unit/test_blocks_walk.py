@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
 from lmpoold.protocol.views import PageEntry
+from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.reclaim import DEFAULT_POLICY, lfu_then_lru, lru
 from workers.core.uses import NAMES_PER_BLOCK
@@ -228,7 +229,7 @@ class PoolWalk(RuleBasedStateMachine):
     @invariant()
     def pool_and_oracle_agree(self):
         self.pool.check()
-        assert self.pool.snapshot() == self.oracle.entries()
+        assert snapshot(self.pool) == self.oracle.entries()
         assert self.pool.free == len(self.oracle.free())
         assert self.pool.reclaimable == len(self.oracle.cached())
         assert self.pool.available == self.pool.free + self.pool.reclaimable

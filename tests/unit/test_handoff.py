@@ -3,6 +3,7 @@
 import pytest
 
 from lmpoold.protocol.hashing import chain_hashes, domain_root
+from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockPool
 from workers.core.handoff import Handoff, Pinned, Refusal, Reserved, names_agree
 
@@ -66,7 +67,7 @@ def test_a_pin_is_no_use_of_the_blocks():
     handoff.pin("p", chain_hashes([1, 1, 2, 2], SIZE, ROOT), 0)
     handoff.settle("p")
     pool.allocate(1)
-    left = set(pool.snapshot())
+    left = set(snapshot(pool))
     assert left == {*chain_hashes([1, 1], SIZE, ROOT), *chain_hashes([5, 5, 6, 6], SIZE, ROOT)}
 
 
@@ -89,7 +90,7 @@ def test_a_destination_keeps_the_parents_of_what_it_will_receive():
     assert (answer.first, len(answer.refs)) == (2, 2)
     handoff.pool.clear_cached()
     assert received(handoff, "p", 2, 4) == 2
-    assert list(handoff.pool.snapshot()) == list(CHAIN)
+    assert list(snapshot(handoff.pool)) == list(CHAIN)
     assert handoff.pool.reclaimable == 4
     handoff.pool.check()
 
@@ -111,10 +112,10 @@ def test_what_was_computed_meanwhile_is_kept_and_its_twin_freed():
     handoff = Handoff(BlockPool(8, SIZE))
     handoff.reserve("p", CHAIN)
     compute(handoff.pool, TOKENS[:4])
-    kept = handoff.pool.snapshot()
+    kept = snapshot(handoff.pool)
     handoff.pool.drain_changes()
     assert received(handoff, "p", 0, 4) == 2
-    now = handoff.pool.snapshot()
+    now = snapshot(handoff.pool)
     assert {name: now[name] for name in kept} == kept
     assert (handoff.pool.free, handoff.pool.reclaimable) == (4, 4)
     told = handoff.pool.drain_changes().puts
@@ -191,7 +192,7 @@ def test_a_source_keeps_what_it_was_told_to():
 
 def test_scratch_is_taken_from_half_of_the_free_blocks_and_nothing_cached_goes():
     handoff = holding(8, TOKENS)  # four cached, four free
-    before = handoff.pool.snapshot()
+    before = snapshot(handoff.pool)
     assert handoff.scratch("p", 3, source=True) == Refusal("no_room")
     source = handoff.scratch("q", 2, source=True)
     assert isinstance(source, Pinned)
@@ -204,5 +205,5 @@ def test_scratch_is_taken_from_half_of_the_free_blocks_and_nothing_cached_goes()
     handoff.pool.check()
     assert handoff.release("q", moved=False) == 0
     handoff.settle("r")
-    assert (handoff.pool.free, handoff.pool.snapshot()) == (4, before)
+    assert (handoff.pool.free, snapshot(handoff.pool)) == (4, before)
     assert handoff.pool.drain_changes().dels == ()

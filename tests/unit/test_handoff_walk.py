@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
 from lmpoold.protocol.views import PageEntry
+from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.handoff import Handoff, Pinned, Refusal, Reserved, names_agree
 
@@ -178,14 +179,14 @@ class HandoffWalk(RuleBasedStateMachine):
         side.told.update(changes.puts)
         for name in changes.dels:
             side.told.pop(name, None)
-        assert side.told == side.pool.snapshot()
+        assert side.told == snapshot(side.pool)
 
     @invariant()
     def what_is_findable_holds_what_its_name_says(self):
         for side in getattr(self, "sides", ()):
             side.pool.check()
             side.handoff.check()
-            for name, entry in side.pool.snapshot().items():
+            for name, entry in snapshot(side.pool).items():
                 prefix = side.written[entry.block]
                 assert chain_hashes(prefix, SIZE, ROOT)[-1] == name
 

@@ -17,8 +17,7 @@ whoever holds a block holds its whole chain, so a child with ref > 0 has a paren
 last rule also makes every cached block reclaimable sooner or later, leaf first, so the capacity is
 a sum of two maintained integers: free + cached.
 
-Every operation costs O(log n) a block touched; nothing walks the pool but `check`, `snapshot` and
-`clear_cached`.
+Every operation costs O(log n) a block touched; only `check`, `table` and `clear_cached` walk it.
 """
 
 from __future__ import annotations
@@ -329,9 +328,10 @@ class BlockPool:
         # first already.
         return Changes(dict(sorted(puts.items(), key=lambda put: put[1].depth)), dels)
 
-    def snapshot(self) -> dict[PrefixHash, PageEntry]:
-        """Return the whole map; drain before it, and the next drain builds on it."""
-        return {name: self._entry(block) for name, block in self._map.items()}
+    def table(self) -> dict[PrefixHash, str]:
+        """Return the map as a page table has it; drain before, and the next drain builds on it."""
+        held = ((name, block, self._blocks[block]) for name, block in self._map.items())
+        return {n: f"{at}:{b.generation}:{b.depth}:{b.parent}" for n, at, b in held}
 
     def _entry(self, block: BlockId) -> PageEntry:
         held = self._blocks[block]

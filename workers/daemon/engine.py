@@ -390,7 +390,7 @@ class Engine:
             admitted=out.admitted,
             puts={} if out.snapshot else changes.puts,
             dels=() if out.snapshot else changes.dels,
-            snapshot=self._scheduler.pool.snapshot() if out.snapshot else None,
+            snapshot=self._scheduler.pool.table() if out.snapshot else None,
         )
         self._metrics.reported(report)
         self._report(report)
