@@ -281,6 +281,7 @@ class PoolClient:
                     for output in read_outputs(values):
                         if (asked := self._waiting.get(output.id)) is not None:
                             asked.put_nowait(output)
+                await asyncio.sleep(0)  # who waits goes first: the next read is nobody's hurry
                 if lost:  # only now: what was read is handed over, whatever comes of this
                     await self._remind()
                 lost = False
