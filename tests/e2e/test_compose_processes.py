@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from lmpoold.store.embedded import server_binary
-from tests.house.test_compose import SCRIPTS, SERVICES, filled
+from tests.house.command_line import SCRIPTS
+from tests.house.test_compose import SERVICES, filled
 from tests.house.tree import ROOT
 
 MODEL = "random:tiny-qwen3"

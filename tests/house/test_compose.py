@@ -1,21 +1,16 @@
 """compose.yaml and Dockerfile: what they name exists, and what they promise is written there."""
 
-import functools
-import os
 import re
-import subprocess
-import sys
-import tomllib
 
 import pytest
 import yaml
 
+from tests.house.command_line import SCRIPTS, check_line
 from tests.house.tree import ROOT, text_of
 
 COMPOSE = yaml.safe_load(text_of(ROOT / "compose.yaml"))
 SERVICES = COMPOSE["services"]
 DOCKERFILE = text_of(ROOT / "Dockerfile")
-SCRIPTS = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["scripts"]
 DEFAULT = re.compile(r"\$\{(\w+):-([^}]*)\}")
 HEALTHS = [name for name in SERVICES if name != "model"]
 
@@ -35,32 +30,9 @@ def command_lines():
                 yield pytest.param([filled(word) for word in line], id=f"{name}: {line[0]}")
 
 
-@functools.cache
-def help_of(program, *words):
-    module = SCRIPTS[program].partition(":")[0].removesuffix(".__main__")
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words, "--help"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("line", list(command_lines()))
 def test_a_command_line_of_compose_has_no_option_that_its_help_lacks(line):
-    program, *words = line
-    commands = []
-    while words and not words[0].startswith("-"):
-        if not re.search(rf"^  {words[0]}\b", help_of(program, *commands), re.MULTILINE):
-            break  # an argument
-        commands.append(words.pop(0))
-    known = set(re.findall(r"--[a-z][a-z-]*", help_of(program, *commands)))
-    assert {word for word in words if word.startswith("--")} <= known
-    if words and not words[0].startswith("-"):
-        assert words[0] in help_of(program, *commands)
+    check_line(line)
 
 
 def test_the_pool_of_compose_is_the_one_the_front_page_promises():
