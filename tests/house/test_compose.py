@@ -38,7 +38,7 @@ def test_a_command_line_of_compose_has_no_option_that_its_help_lacks(line):
 def test_the_pool_of_compose_is_the_one_the_front_page_promises():
     assert set(SERVICES) == {
         *("redis", "model", "lmpoold", "gateway"),
-        *("worker-0", "worker-1", "gpu-0", "gpu-1"),
+        *("worker-0", "worker-1", "gpu-0", "gpu-1", "prometheus"),
     }
     assert SERVICES["lmpoold"]["deploy"]["replicas"] == 2
     server = SERVICES["redis"]["command"]
@@ -56,9 +56,11 @@ def test_gpu_workers_have_a_profile_a_device_each_and_the_hosts_ipc():
         assert row["ipc"] == "host"
         (device,) = row["deploy"]["resources"]["reservations"]["devices"]
         assert device["capabilities"] == ["gpu"]
-        devices.add(row["command"][-1])
+        devices.add(row["command"][row["command"].index("--device") + 1])
     assert devices == {"cuda:0", "cuda:1"}
-    assert all("profiles" not in row for name, row in SERVICES.items() if name not in gpus)
+    parted = {name for name, row in SERVICES.items() if "profiles" in row}
+    assert parted - set(gpus) == {"prometheus"}
+    assert SERVICES["prometheus"]["profiles"] == ["metrics"]
 
 
 @pytest.mark.parametrize("name", HEALTHS)
@@ -74,6 +76,25 @@ def test_no_service_may_gain_rights_or_write_outside_its_volumes(name):
     assert row["read_only"] is True
     assert row["cap_drop"] == ["ALL"]
     assert row["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_prometheus_looks_at_every_lmpoold_worker_and_gateway_where_they_show_figures():
+    scrapes = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"]
+    looked = {}
+    for job in scrapes:
+        for found in job.get("dns_sd_configs", ()):
+            looked |= dict.fromkeys(found["names"], found["port"])
+        for group in job.get("static_configs", ()):
+            looked |= {name: int(port) for name, port in (t.split(":") for t in group["targets"])}
+    shown = {}
+    for name, row in SERVICES.items():
+        line = row["command"]
+        if "--metrics-port" in line:
+            assert line[line.index("--metrics-host") + 1] == "0.0.0.0"
+            shown[name] = int(line[line.index("--metrics-port") + 1])
+        elif line[0] == "lmpool-gateway":
+            shown[name] = int(line[line.index("--port") + 1])
+    assert looked == shown
 
 
 def test_what_services_depend_on_and_mount_and_build_exists():
