@@ -31,7 +31,9 @@ def free_port():
 def argv(words):
     """A command line of compose as this checkout runs it, with the smallest model."""
     program, *rest = [filled(word, LMPOOL_MODEL=MODEL) for word in words]
-    rest = ["0" if word == "9090" else word for word in rest]  # containers have a 9090 each
+    # Containers have a 9090 each, and names that others know.
+    here = {"9090": "0", "worker-0": "127.0.0.1", "worker-1": "127.0.0.1"}
+    rest = [here.get(word, word) for word in rest]
     if program == "python":
         return [sys.executable, *rest]
     return [sys.executable, "-m", SCRIPTS[program].partition(":")[0], *rest]

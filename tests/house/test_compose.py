@@ -78,6 +78,13 @@ def test_no_service_may_gain_rights_or_write_outside_its_volumes(name):
     assert row["security_opt"] == ["no-new-privileges:true"]
 
 
+def test_a_worker_is_reached_by_the_others_under_its_services_name():
+    for name, row in SERVICES.items():
+        line = row["command"]
+        if "--rank" in line:
+            assert line[line.index("--transfer-host") + 1] == name
+
+
 def test_prometheus_looks_at_every_lmpoold_worker_and_gateway_where_they_show_figures():
     scrapes = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"]
     looked = {}
