@@ -107,7 +107,8 @@ async def measure(
         for rank in (0, 1)
     ]
     dtype = "float32" if device == "cpu" else "bfloat16"
-    options = ("--block-size", str(block_tokens), "--dtype", dtype)
+    longest = str(most * block_tokens)
+    options = ("--block-size", str(block_tokens), "--dtype", dtype, "--max-model-len", longest)
     draw = random.Random(seed)
     sizes = [1 << power for power in range(most.bit_length())] * rounds
     draw.shuffle(sizes)

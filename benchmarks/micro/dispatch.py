@@ -86,7 +86,8 @@ async def measure(
         for rank in (0, 1)
     ]
     dtype = "float32" if device == "cpu" else "bfloat16"
-    options = ("--block-size", str(block_tokens), "--dtype", dtype)
+    longest = str((blocks + 2) * block_tokens)
+    options = ("--block-size", str(block_tokens), "--dtype", dtype, "--max-model-len", longest)
     async with running_pool(model, workers, daemon_options=options) as processes:
         redis = open_redis(processes.url, timeout_s=2 * PLAN_MS / 1000)
         lane = Lane(redis)

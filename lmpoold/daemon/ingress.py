@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 
@@ -22,9 +23,11 @@ BATCH = 64
 BLOCK_MS = 1000
 INLINE_BYTES = 2048
 """A batch with less text than this is read on the loop: the hop to a thread would cost more."""
-LARGE_BYTES = 64 * 1024
-"""An entry with more text is read and routed on the side, so that short ones pass it."""
-LARGE_AT_ONCE = 4
+GROUP_BYTES = 16 * 1024
+"""A batch with more text is read in groups, several at once, each routed as soon as it is read."""
+GROUPS_AT_ONCE = min(16, max(2, os.cpu_count() or 1))
+GROUPS_AHEAD = 4 * GROUPS_AT_ONCE
+"""With so many groups waiting, the next batch is left to whichever lmpoold has time for it."""
 CLAIM_EVERY_S = 1.0
 CLAIM_IDLE_MS = 5000
 """An entry unacknowledged for so long was left by a consumer that died (or is very slow: then the
@@ -34,6 +37,26 @@ acknowledgement inside `route` lets only one of the two through)."""
 def size_bytes(entry: Entry) -> int:
     """Return how much text an entry holds."""
     return sum(len(value) for value in entry[1].values())
+
+
+def grouped(entries: Sequence[Entry], limit_bytes: int) -> list[list[Entry]]:
+    """Part entries into groups of at most `limit_bytes` of text, or of one entry.
+
+    Args:
+        entries: in the order of arrival; those that were deleted have no fields and are left out.
+        limit_bytes: above 0.
+    Returns: short entries first, so that none waits for a long one; in order otherwise.
+    """
+    groups: list[list[Entry]] = []
+    left = 0
+    for entry in sorted((e for e in entries if e[1]), key=lambda e: size_bytes(e) > INLINE_BYTES):
+        size = size_bytes(entry)
+        if not groups or size > left:
+            groups.append([])
+            left = limit_bytes
+        groups[-1].append(entry)
+        left -= size
+    return groups
 
 
 class Ingress:
@@ -48,7 +71,8 @@ class Ingress:
         self._reader = reader
         self._metrics = metrics
         self._claimed_at_s = 0.0
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._turns = asyncio.Semaphore(GROUPS_AT_ONCE)
+        self._ahead = asyncio.Semaphore(GROUPS_AHEAD)
         self._reading: asyncio.Task[list[Entry]] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -82,25 +106,26 @@ class Ingress:
         return asyncio.create_task(self._inbox.read(BATCH, BLOCK_MS), name="ingress read")
 
     async def _sort(self, entries: Sequence[Entry], aside: asyncio.TaskGroup) -> None:
-        """Serve short entries now, long ones on the side; deleted ones have no fields."""
-        small = []
-        for entry in entries:
-            if size_bytes(entry) > LARGE_BYTES:
-                aside.create_task(self._large_one(entry), name=f"large entry {entry[0]}")
-            elif entry[1]:
-                small.append(entry)
-        if small:
-            await self._serve(small)
+        """Serve a little text now, much of it in groups on the side, which short ones pass."""
+        groups = grouped(entries, GROUP_BYTES)
+        if len(groups) == 1 and sum(map(size_bytes, groups[0])) <= GROUP_BYTES:
+            await self._serve(groups[0])
+            return
+        for group in groups:
+            await self._ahead.acquire()
+            aside.create_task(self._group(group), name=f"group of entry {group[0][0]}")
 
-    async def _large_one(self, entry: Entry) -> None:
-        async with self._large:
-            try:
-                await self._serve([entry])
-            except Exception as error:
-                if not is_lost(error):
-                    raise
-                # It stays pending and is claimed again when the server is back.
-                log.warning("server lost", extra={"loop": "large entry", "entry": entry[0]})
+    async def _group(self, group: Sequence[Entry]) -> None:
+        try:
+            async with self._turns:
+                await self._serve(group)
+        except Exception as error:
+            if not is_lost(error):
+                raise
+            # They stay pending and are claimed again when the server is back.
+            log.warning("server lost", extra={"loop": "entries aside", "entries": len(group)})
+        finally:
+            self._ahead.release()
 
     async def _serve(self, entries: Sequence[Entry]) -> None:
         began_s = time.perf_counter()

@@ -16,6 +16,8 @@ SENTENCES = {
     "than waiting there",
     "prefix_in_flight": "a request before it is about to compute the longest prefix there, so it "
     "follows and shares it",
+    "prefix_fetched": "another rank holds a longer prefix, but bringing it here costs less than "
+    "waiting there",
     "placement_lease": "it holds the prefix under a placement lease, which made it the cheapest",
     "pair_spill": "the owner of the prefix is much busier, so its neighbour took it over at a "
     "bounded extra cost",

@@ -9,12 +9,17 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
+import orjson
+
 from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.request import Sampling
 from lmpoold.protocol.transfer import ORDERS, PlanOrder, read_order
 
 PROTOCOL = "1"
 """Version of these messages and of the function library; a worker with another one is refused."""
+
+NUMBERS = b"0123456789 "
+"""What token ids as text consist of."""
 
 
 def _non_default(row: Payload | Sampling) -> dict[str, Any]:
@@ -106,13 +111,17 @@ class Forget:
 
 def encode_tokens(token_ids: Sequence[int]) -> str:
     """Return token ids as text, parted by blanks."""
-    return " ".join(map(str, token_ids))
+    # As JSON: a long prompt has thousands, and a tenth of the time of a number at a time.
+    return orjson.dumps(list(token_ids))[1:-1].replace(b",", b" ").decode()
 
 
 def decode_tokens(text: str | bytes) -> list[int]:
     """Read what `encode_tokens` wrote; DecodeError otherwise."""
+    raw = text.encode() if isinstance(text, str) else text
     try:
-        return [int(token) for token in text.split()]
+        if raw.translate(None, NUMBERS):
+            raise ValueError
+        return cast("list[int]", orjson.loads(b"[%s]" % raw.strip().replace(b" ", b",")))
     except ValueError:
         raise DecodeError("token ids must be whole numbers parted by blanks") from None
 

@@ -76,11 +76,24 @@ async def fetch(pair, model):
     await busy
 
 
-async def test_a_worker_short_of_blocks_moves_cold_chains_away_and_serves_on(tmp_path, model):
+async def fill(pair, rank):
+    """Leave no block of a rank free: all hold prompts that nobody asks for again."""
+    for number in range(200, 300):
+        row = next(row for row in await pair.store.ranks() if row.rank == rank)
+        if row.free < 13:
+            return
+        await pair.ask(rank, prompt(number, blocks=12))
+    raise AssertionError("a rank was not filled")
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["to-free-blocks", "to-once-used-blocks"])
+async def test_a_worker_short_of_blocks_moves_cold_chains_away_and_serves_on(tmp_path, model, full):
     async with running_pair(tmp_path) as pair:
         constants = {"foreground_ratio": 0, "fetch": 0, "origin_hops": 0}
         await pair.redis.hset(pair.store.keys.cfg, mapping=constants)
         await asyncio.sleep(1.1)  # the functions read cfg anew after a second
+        if full:
+            await fill(pair, 1)
         asked = [prompt(number) for number in range(30)]
         for _ in range(2):  # found again, so worth keeping
             for each in asked:

@@ -3,8 +3,10 @@
 import pytest
 
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
-from workers.core.blocks import PAST_NAMES_PER_BLOCK, BlockId, BlockPool, Changes
+from workers.core.blocks import BlockId, BlockPool
+from workers.core.changes import Changes
 from workers.core.reclaim import lru
+from workers.core.uses import NAMES_PER_BLOCK
 
 ROOT, OTHER_ROOT = PrefixHash("root a"), PrefixHash("root b")
 SIZE = 2
@@ -198,6 +200,6 @@ def test_uses_of_names_long_gone_are_forgotten():
     pool = BlockPool(1, SIZE)
     for token in range(100):
         cached_chain(pool, [token, token], float(token))
-    assert len(pool._past_uses) == PAST_NAMES_PER_BLOCK
+    assert len(pool._past._uses) == NAMES_PER_BLOCK
     cached_chain(pool, [99, 99], 100.0)
-    assert len(pool._past_uses) < PAST_NAMES_PER_BLOCK + 1
+    assert len(pool._past._uses) < NAMES_PER_BLOCK + 1

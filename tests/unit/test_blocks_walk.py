@@ -15,8 +15,9 @@ from hypothesis.stateful import (
 
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
 from lmpoold.protocol.views import PageEntry
-from workers.core.blocks import PAST_NAMES_PER_BLOCK, BlockId, BlockPool
+from workers.core.blocks import BlockId, BlockPool
 from workers.core.reclaim import DEFAULT_POLICY, lfu_then_lru, lru
+from workers.core.uses import NAMES_PER_BLOCK
 
 SIZE, BLOCKS = 2, 7
 ROOTS = (PrefixHash("root a"), PrefixHash("root b"))
@@ -76,7 +77,7 @@ class Oracle:
         ]
         _, victim = min(leaves)
         gone = self.blocks[victim]
-        self.past_uses = [*self.past_uses, (gone.name, gone.uses)][-PAST_NAMES_PER_BLOCK * BLOCKS :]
+        self.past_uses = [*self.past_uses, (gone.name, gone.uses)][-NAMES_PER_BLOCK * BLOCKS :]
         self.blocks[victim] = Known(generation=self.blocks[victim].generation)
 
     @staticmethod

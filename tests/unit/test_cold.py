@@ -56,7 +56,7 @@ def test_no_more_is_freed_than_what_is_lacking():
 
 def test_what_another_chain_goes_on_from_is_kept():
     pool = BlockPool(8, SIZE)
-    cache(pool, [1, 1, 2, 2], 1.0, times=2)
+    cache(pool, [1, 1, 2, 2], 1.0, times=4)
     cache(pool, [1, 1, 3, 3], 2.0)
     cold = coldest_worth_moving(pool, 8)
     assert cold.hashes == names([1, 1, 2, 2])
@@ -73,6 +73,27 @@ def test_what_somebody_holds_is_kept():
 
 def test_the_least_used_block_that_is_freed_says_how_often_it_is_wanted():
     pool = BlockPool(8, SIZE)
+    for other in ([7, 7], [8, 8], [9, 9]):
+        cache(pool, other, 0.0)
     cache(pool, [1, 1], 1.0, times=6)
     cache(pool, [1, 1, 2, 2], 1.0, times=2)
     assert coldest_worth_moving(pool, 8).reuses == 0.5
+
+
+def test_a_chain_never_found_is_as_likely_to_be_as_others_were():
+    pool = BlockPool(8, SIZE)
+    for prompt in ([1, 1], [2, 2], [3, 3], [4, 4]):
+        cache(pool, prompt, 1.0)
+    assert coldest_worth_moving(pool, 8) is None
+    cache(pool, [4, 4], 2.0)
+    cold = coldest_worth_moving(pool, 8)
+    assert cold.reuses == 0.5, "what was found is expected again"
+    use(pool, [4, 4], 3.0)
+    assert coldest_worth_moving(pool, 8).reuses == 0.25, "one of four was, of those that are left"
+
+
+def test_the_chain_that_saves_most_is_moved_not_the_first():
+    pool = BlockPool(12, SIZE)
+    cache(pool, [1, 1], 1.0, times=2)
+    cache(pool, [2, 2, 3, 3, 4, 4], 2.0, times=2)
+    assert coldest_worth_moving(pool, 8).hashes == names([2, 2, 3, 3, 4, 4])

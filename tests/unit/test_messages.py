@@ -8,6 +8,7 @@ from lmpoold.protocol.errors import DecodeError
 from lmpoold.protocol.messages import (
     Cancel,
     Dispatch,
+    Forget,
     Output,
     Payload,
     Usage,
@@ -18,6 +19,7 @@ from lmpoold.protocol.messages import (
     write_outputs,
 )
 from lmpoold.protocol.request import Sampling
+from lmpoold.protocol.transfer import PlanOrder
 
 text = st.text()  # hypothesis draws no surrogates that UTF-8 could not carry
 some_text = st.text(min_size=1)
@@ -218,4 +220,4 @@ def test_any_bytes_are_a_worker_message_or_a_decode_error(entry):
         message = read_worker_message("9-0", GOOD_ROUTE | entry)
     except DecodeError:
         return
-    assert isinstance(message, Dispatch | Cancel)
+    assert isinstance(message, Dispatch | Cancel | Forget | PlanOrder)

@@ -150,6 +150,62 @@ def test_shares_are_those_of_the_distribution(draw):
     assert (counts / counts.sum() - wanted).abs().max() < 0.03
 
 
+WIDE = 9000
+"""Tokens: enough for several chunks, and for more candidates than a row has room for."""
+FEW = [
+    Sampling(max_tokens=1, temperature=t, top_k=k, top_p=p, min_p=m)
+    for t, k, p, m in itertools.product((0.6, 1.5), (1, 20, 256), (0.5, 1.0), (0.0, 0.2))
+] + [Sampling(max_tokens=1), Sampling(max_tokens=1, temperature=1.0, min_p=0.05)]
+"""Rows of which none searches the whole vocabulary."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_keep_few_tokens_draw_those_of_the_reference(draw, dtype):
+    logits = scores(len(FEW), 3.0, vocab=WIDE).to(dtype)
+    rows = [SamplingRow(sampling=_seeded(one, at), index=at) for at, one in enumerate(FEW)]
+    tokens = draw(logits, rows)
+    if dtype is torch.float32:
+        assert tokens == sample(logits, rows).tokens
+        return
+    # Many are equal in bfloat16, and those equal to the last one that is kept stay here.
+    for logit, row, token in zip(logits.float(), rows, tokens, strict=True):
+        floor = logit.max()
+        if row.sampling.temperature:
+            floor = logit[filtered(logit[None], [row.sampling])[0].isfinite()].min()
+        assert logit[token] >= floor, row
+
+
+def test_equals_without_room_are_drawn_all_the_same(draw):
+    """More tokens equal the k-th best than candidates have room for."""
+    logits = torch.zeros(64, WIDE)
+    logits[:, 7] = 1.0
+    one = Sampling(max_tokens=1, temperature=1.0, top_k=20, top_p=0.95, min_p=0.1)
+    points = [at / 64 for at in range(63)] + [1 - 2**-53]
+    drawn = draw(logits, [SamplingRow(sampling=one, index=0)] * 64, points)
+    assert drawn[0] == 0
+    assert drawn == sorted(drawn)
+    for token, point in zip(drawn, points, strict=True):
+        assert abs(token / WIDE - point) < 0.01, (token, point)
+
+
+def test_rows_are_told_apart_by_whether_they_search_the_vocabulary():
+    sampler = DeviceSampler(100, 4, "cpu")
+    for one, few in (
+        (Sampling(max_tokens=1, temperature=1.0, top_k=20, top_p=0.9), True),
+        (Sampling(max_tokens=1, temperature=1.0, min_p=0.1), True),
+        (Sampling(max_tokens=1, temperature=1.0, top_p=0.9), False),
+        (Sampling(max_tokens=1, temperature=1.0, top_k=100, top_p=0.9), False),  # all of them
+        (Sampling(max_tokens=1, top_p=0.9), True),  # greedy, whatever it says
+    ):
+        sampler.fill([SamplingRow(sampling=one, index=0)])
+        assert sampler.few is few, one
+    sampler = DeviceSampler(1000, 4, "cpu")
+    sampler.fill(
+        [SamplingRow(sampling=Sampling(max_tokens=1, temperature=1.0, top_k=257), index=0)]
+    )
+    assert not sampler.few
+
+
 def test_too_many_rows_are_refused():
     sampler = DeviceSampler(10, 2, "cpu")
     with pytest.raises(ValueError, match="room for 2"):

@@ -8,8 +8,7 @@ Theory of operation. A block is free, writing, ready or cached:
     cached   --reclaim, give_up-->   free
     writing, private  --release-->  free
 
-A transfer holds blocks by the same two states (`handoff.py`): what it reads is ready and held
-(pinned), what it receives into is writing (reserved); only the holder differs.
+A transfer holds blocks by the same states (`handoff.py`): it reads ready ones, and writes others.
 
 A ready or cached block stands in the map under its prefix hash, and the map is prefix-closed: the
 parent of every mapped name is mapped or the domain root. Three rules keep it so. A block is
@@ -25,28 +24,18 @@ Every operation costs O(log n) a block touched; nothing walks the pool but `chec
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
 from lmpoold.protocol.hashing import PrefixHash, token_bytes
 from lmpoold.protocol.views import PageEntry
+from workers.core.changes import Changes
 from workers.core.reclaim import DEFAULT_POLICY, LeafHeap, ReclaimPolicy
+from workers.core.uses import PastUses
 
 BlockId = NewType("BlockId", int)
 """Index of a block in the KV tensor, 0 <= id < num_blocks."""
-
-PAST_NAMES_PER_BLOCK = 4
-"""Forgotten names whose uses are remembered, for each block of the pool: one that is computed again
-is being reused, though the pool had given it up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """The net difference of the map between two drains: `puts` parent first, `dels` leaf first."""
-
-    puts: Mapping[PrefixHash, PageEntry]
-    dels: tuple[PrefixHash, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +77,9 @@ class BlockPool:
         self._free = [BlockId(i) for i in reversed(range(num_blocks))]
         self._map: dict[PrefixHash, BlockId] = {}
         self._cached = 0
+        self._once_used = 0  # of the cached ones
         self._leaves = LeafHeap()
-        self._past_uses: dict[PrefixHash, int] = {}  # of names forgotten, the longest gone first
+        self._past = PastUses(num_blocks)
         self._touched: dict[PrefixHash, bool] = {}  # name -> whether the last drain left it mapped
 
     @property
@@ -101,6 +91,16 @@ class BlockPool:
     def reclaimable(self) -> int:
         """Cached blocks: mapped, held by nobody."""
         return self._cached
+
+    @property
+    def once_used(self) -> int:
+        """Cached blocks that nothing has found again: what costs least to forget."""
+        return self._once_used
+
+    @property
+    def reuse_share(self) -> float:
+        """Share of the blocks computed lately that were wanted a second time, 0 to 1."""
+        return self._past.share
 
     @property
     def available(self) -> int:
@@ -116,7 +116,7 @@ class BlockPool:
         return self._blocks[block].generation
 
     def named(self, block: BlockId) -> PrefixHash | None:
-        """Return the name under which a block is mapped; None while it is free or private."""
+        """Return the name of a mapped block; None while it is free or private."""
         return self._blocks[block].name
 
     def uses(self, block: BlockId) -> int:
@@ -143,8 +143,7 @@ class BlockPool:
     def resident(self, hashes: Sequence[PrefixHash]) -> tuple[int, int]:
         """Count the leading names of one chain that are mapped, and how many of those are held.
 
-        Goes by names alone, in O(log n): both properties end somewhere along a chain and do not
-        come back. Good for estimates; `match` compares the tokens too.
+        Goes by names alone, in O(log n). Good for estimates; `match` compares the tokens too.
         """
         mapped, blocks = self._map, self._blocks
         found = bisect_left(hashes, True, key=lambda name: name not in mapped)
@@ -160,9 +159,8 @@ class BlockPool:
     ) -> list[BlockId]:
         """Find the longest run of ready blocks, from the root on, that hold these very tokens.
 
-        Name, tokens and parent must all agree, so by induction the whole prefix does: a hash
-        collision is a miss, also one across domains. Nothing is held yet; `acquire` the result
-        before the next `allocate`.
+        Name, tokens and parent must all agree, so the whole prefix does: a hash collision is a
+        miss. Nothing is held yet; `acquire` the result before the next `allocate`.
 
         Args:
             tokens: the prompt; at least `block_size` for each of `hashes`.
@@ -206,11 +204,13 @@ class BlockPool:
         for block, held in chosen:
             if not held.ref:
                 self._cached -= 1
+                self._once_used -= held.access_count < 2
                 self._leaves.withdraw(block)
             held.ref += 1
             if now_s is not None:
                 held.access_count += 1
                 held.last_access_s = now_s
+                self._past.count(held.access_count)
 
     def allocate(self, count: int) -> list[BlockId] | None:
         """Take blocks to write, reclaiming cached leaves when free ones run out; all or nothing.
@@ -270,7 +270,8 @@ class BlockPool:
         if above is not None:
             above.children += 1
         new.name, new.parent, new.depth, new.tokens = name, parent, depth, token_bytes(tokens)
-        new.access_count, new.last_access_s = 1 + self._past_uses.pop(name, 0), now_s
+        new.access_count, new.last_access_s = 1 + self._past.recall(name), now_s
+        self._past.count(new.access_count)
         return True
 
     def release(self, blocks: Iterable[BlockId], now_s: float | None) -> None:
@@ -294,6 +295,7 @@ class BlockPool:
                 self._free.append(block)
             else:
                 self._cached += 1
+                self._once_used += held.access_count < 2
                 self._offer(block)
 
     def clear_cached(self) -> None:
@@ -353,11 +355,10 @@ class BlockPool:
         assert leaf.name is not None, "a leaf is mapped"
         self._touched.setdefault(leaf.name, True)
         del self._map[leaf.name]
-        self._past_uses[leaf.name] = leaf.access_count
-        if len(self._past_uses) > PAST_NAMES_PER_BLOCK * self.num_blocks:
-            del self._past_uses[next(iter(self._past_uses))]
+        self._past.forget(leaf.name, leaf.access_count)
         leaf.name, leaf.tokens = None, b""
         self._cached -= 1
+        self._once_used -= leaf.access_count < 2
         self._free.append(block)
         if leaf.depth:
             assert leaf.parent is not None, "a mapped block has a parent"
@@ -369,13 +370,15 @@ class BlockPool:
         """Assert every invariant; O(num_blocks)."""
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        cached = 0
+        cached = once_used = 0
         for i, block in enumerate(self._blocks):
             assert block.ref >= 0, f"block {i}: ref {block.ref}"
             assert (i in free) == (not block.ref and block.name is None), f"block {i}: lost"
             assert block.name is None or self._map.get(block.name) == i, f"block {i}: unmapped"
-            cached += block.name is not None and not block.ref
+            idle = block.name is not None and not block.ref
+            cached, once_used = cached + idle, once_used + (idle and block.access_count < 2)
         assert cached == self._cached, f"{self._cached} cached, counted {cached}"
+        assert once_used == self._once_used, f"{self._once_used} used once, counted {once_used}"
         children = dict.fromkeys(self._map, 0)
         for name, i in self._map.items():
             block = self._blocks[i]

@@ -339,6 +339,18 @@ class Engine:
         self.pace.observe(tokens, len(batch.decodes), took_s)
         self._metrics.stepped(tokens, len(batch.decodes), took_s)
 
+    def figures(self) -> dict[str, float]:
+        """What moving blocks is weighed against; from any thread.
+
+        Returns: `prefill_us` a computed token, once known; `once_used` cached blocks that nothing
+            found again; `reuse_share` of blocks that were wanted a second time.
+        """
+        pool = self._scheduler.pool
+        known = {"once_used": float(pool.once_used), "reuse_share": pool.reuse_share}
+        if self.pace.prefill_us is not None:
+            known["prefill_us"] = self.pace.prefill_us
+        return known
+
     def _ended(
         self, answer: Answer, sequence: Progress, state: str, reason: str, emitted: int
     ) -> Ended:

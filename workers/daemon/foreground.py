@@ -1,5 +1,8 @@
 """Short of blocks: move a cold chain to a neighbour with room instead of forgetting it.
 
+Room is what is free there, and what the neighbour keeps though nothing ever found it again: what
+that may still be worth is taken off what the move saves.
+
 Asks for its shortage only and waits for nothing: sequences that need the blocks before the plan
 has freed them take others by reclaiming, as they would anyway.
 """
@@ -15,9 +18,8 @@ from typing import Any
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.profile import write_pair
 from lmpoold.protocol.transfer import Mode, Phase, Why
-from lmpoold.protocol.views import RankRow
 from lmpoold.store.plans import PlanStore
-from workers.core.cold import Cold, coldest_worth_moving
+from workers.core.cold import Cold, Room, coldest_worth_moving
 from workers.daemon.engine import Engine
 from workers.daemon.participant import handed_over
 
@@ -59,17 +61,20 @@ class Foreground:
         cfg = await self._plans.store.cfg()
         if not float(cfg.get("foreground", "0")):
             return
-        saved_us = cold.reuses * cold.freed * int(cfg["block_size"]) * us
-        await self._move(cold, saved_us, float(cfg["foreground_ratio"]))
+        await self._move(cold, int(cfg["block_size"]) * us, float(cfg["foreground_ratio"]))
 
-    async def _move(self, cold: Cold, saved_us: float, ratio: float) -> None:
-        target, cost_us = await self._target(cold)
-        leaf, numbers = cold.hashes[-1], f"blocks={cold.freed} saved_us={saved_us:.0f}"
-        if target is None:
+    async def _move(self, cold: Cold, block_saves_us: float, ratio: float) -> None:
+        leaf, numbers = cold.hashes[-1], f"blocks={cold.freed}"
+        offers = [room.offer(cold, block_saves_us) for room in await self._rooms(len(cold.hashes))]
+        if not offers:
             await self._plans.refuse(Why.FOREGROUND, leaf, f"refused no_target_space {numbers}")
             return
-        numbers = f"from={self._rank} to={target.rank} {numbers} cost_us={cost_us:.0f}"
-        if saved_us < ratio * cost_us:
+        best = max(offers, key=lambda offer: offer.saved_us - ratio * offer.cost_us)
+        numbers = (
+            f"from={self._rank} to={best.rank} {numbers} saved_us={best.saved_us:.0f} "
+            f"cost_us={best.cost_us:.0f}"
+        )
+        if best.saved_us < ratio * best.cost_us:
             await self._plans.refuse(Why.FOREGROUND, leaf, f"refused low_benefit {numbers}")
             return
         plan = uuid.uuid4().hex
@@ -80,30 +85,35 @@ class Foreground:
             mode=Mode.MOVE,
             why=Why.FOREGROUND,
             source=self._rank,
-            destination=target.rank,
+            destination=best.rank,
             hashes=cold.hashes,
             first=0,
             keep=cold.keep,
-            cost_us=cost_us,
+            cost_us=best.cost_us,
         )
         if phase is Phase.PREPARE:
-            log.info("moving a cold chain", extra={"plan": plan, "to": target.rank})
+            log.info("moving a cold chain", extra={"plan": plan, "to": best.rank})
         else:
             await self._plans.refuse(Why.FOREGROUND, leaf, f"refused {phase} {numbers}")
 
-    async def _target(self, cold: Cold) -> tuple[RankRow | None, float]:
-        """Choose the neighbour with most room for the whole chain, and what moving it costs."""
+    async def _rooms(self, blocks: int) -> list[Room]:
+        """Return the neighbours that have room for so many blocks."""
         raw: Any = await self._plans.store.redis.hgetall(self._plans.store.keys.links)
         lines = {name.decode(): value.decode().split() for name, value in raw.items()}
-        best: RankRow | None = None
+        rooms = []
         for row in await self._plans.store.ranks():
-            linked = write_pair((self._rank, row.rank)) in lines
-            room = row.free - row.reserved
-            if row.state != "up" or not linked or room < len(cold.hashes):
+            line = lines.get(write_pair((self._rank, row.rank)))
+            if row.state != "up" or line is None or row.free + row.reclaimable < blocks:
                 continue
-            if best is None or room > best.free - best.reserved:
-                best = row
-        if best is None:
-            return None, 0.0
-        fixed_us, block_us = map(float, lines[write_pair((self._rank, best.rank))])
-        return best, fixed_us + block_us * len(cold.hashes)
+            facts = await self._plans.rank_facts(row.rank)
+            room = Room(
+                rank=row.rank,
+                free=row.free - row.reserved,
+                once_used=min(row.reclaimable, int(float(facts.get("once_used", 0)))),
+                reuse_share=float(facts.get("reuse_share", 0)),
+                fixed_us=float(line[0]),
+                block_us=float(line[1]),
+            )
+            if room.blocks >= blocks:
+                rooms.append(room)
+        return rooms

@@ -1,33 +1,38 @@
-"""Tells the pool how fast this worker prefills: what a moved prefix is weighed against."""
+"""Tells the pool what moved blocks are weighed against: the worker's pace, and its cache."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 from lmpoold.store.scripts import PoolStore
-from workers.core.pace import Pace
 
 EVERY_S = 0.25
 CHANGE = 0.1
-"""A rate that moved by less than this share is not worth a write."""
+"""A figure that moved by less than this share is not worth a write."""
 
 
-class PaceReport:
-    """Writes `prefill_us` beside what the rank says of itself, whenever it has moved."""
+class FactsReport:
+    """Writes figures beside what the rank says of itself, whenever one has moved."""
 
-    def __init__(self, store: PoolStore, rank: int, pace: Pace) -> None:
-        """Report `pace` for `rank`, for one epoch: joining again forgets what was written."""
+    def __init__(
+        self, store: PoolStore, rank: int, figures: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Report `figures` for `rank`, for one epoch: joining again forgets what was written."""
         self._store = store
         self._key = store.keys.rank_facts(rank)
-        self._pace = pace
-        self._told: float | None = None
+        self._figures = figures
+        self._told: dict[str, float] = {}
 
     async def turn(self) -> None:
         """Look once, a while after the last time."""
         await asyncio.sleep(EVERY_S)
-        now = self._pace.prefill_us
-        if now is None:
-            return
-        if self._told is None or abs(now - self._told) > CHANGE * self._told:
-            await self._store.redis.hset(self._key, "prefill_us", f"{now:.3f}")
-            self._told = now
+        moved = {name: now for name, now in self._figures().items() if self._has_moved(name, now)}
+        if moved:
+            words = [word for name, now in moved.items() for word in (name, f"{now:.3f}")]
+            await self._store.redis.hset(self._key, items=words)
+            self._told |= moved
+
+    def _has_moved(self, name: str, now: float) -> bool:
+        told = self._told.get(name)
+        return told is None or abs(now - told) > CHANGE * told

@@ -32,7 +32,7 @@ from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox
 from workers.daemon.membership import BootProgress, Pool, claim, wait_for_pool
 from workers.daemon.metrics import WorkerMetrics
-from workers.daemon.pacing import PaceReport
+from workers.daemon.pacing import FactsReport
 from workers.daemon.progress import Progress
 from workers.daemon.reporter import EngineFailed, Reporter
 from workers.daemon.settings import WorkerConfig
@@ -282,7 +282,7 @@ class _Worker:
         ]
         if self._transfers is not None:
             self._transfers.begin(epoch)
-            report = PaceReport(self._store, rank, engine.pace)
+            report = FactsReport(self._store, rank, engine.figures)
             foreground = Foreground(PlanStore(self._store), engine, rank, epoch)
             loops += [
                 asyncio.create_task(self._transfers.run(), name="transfers"),

@@ -21,7 +21,7 @@ def build_cuda_runner(
     max_rows: int,
     max_tokens: int,
     max_model_len: int,
-    make_sampler: Callable[[int, int, torch.device], Sampler],
+    make_sampler: Callable[[int, int, torch.device, torch.dtype], Sampler],
     memory_share: float = 0.9,
     fused: bool = True,
     graphs: bool = True,
@@ -37,7 +37,7 @@ def build_cuda_runner(
         max_rows: most rows of a step.
         max_tokens: most tokens of a step.
         max_model_len: most tokens of a sequence.
-        make_sampler: called with (vocabulary, most rows, device).
+        make_sampler: called with (vocabulary, most rows, device, dtype of the logits).
         memory_share: of the GPU's memory that this process may take, in (0, 1].
         fused: whether known layers are replaced by faster ones.
         graphs: whether steps are captured.
@@ -88,7 +88,7 @@ def build_cuda_runner(
                 max_rows=max_rows,
                 max_tokens=max_tokens,
                 max_model_len=max_model_len,
-                sampler=make_sampler(loaded.vocab_size, max_rows, loaded.device),
+                sampler=make_sampler(loaded.vocab_size, max_rows, loaded.device, loaded.dtype),
                 graphs=graphs,
                 progress=progress,
             )

@@ -33,6 +33,7 @@ from workers.model.sample import GREEDY_BELOW, SamplingRow
 from workers.model.size import blocks_for_tokens
 from workers.model.staging import Staging
 from workers.model.triton.backend import TritonBackend
+from workers.model.triton.best import Best
 from workers.model.triton.pointwise import take
 from workers.model.triton.prefill import TILE
 from workers.model.weights import LoadedModel, Progress, silent
@@ -48,7 +49,7 @@ class Sampler(Protocol):
         ...
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Return `[rows]` int64 of `[rows, vocab]` float32."""
+        """Return `[rows]` int64 of `[rows, vocab]` logits."""
         ...
 
 
@@ -113,6 +114,7 @@ class CudaRunner:
         self._buffer = torch.zeros(numbers, dtype=torch.int32, device=self._device)
         self._staging = Staging(numbers)
         self._drawn = torch.zeros(max_rows, dtype=torch.int64, device=self._device)
+        self._best = Best(vocab_size, max_rows, self._device)
         self._decodes: list[Captured] = []
         self._prefills: list[Captured] = []
         self._mixed: list[Captured] = []
@@ -134,7 +136,7 @@ class CudaRunner:
             logprobs = None
             if any(row.sampling.temperature >= GREEDY_BELOW for row in sampling):
                 self._sampler.fill(sampling)
-                drawn.copy_(self._sampler.draw(logits.float()))
+                drawn.copy_(self._sampler.draw(logits))
             if any(row.sampling.logprobs is not None for row in sampling):
                 logprobs = PendingLogprobs(logits, drawn, sampling)
             tokens, event = self._staging.to_host(drawn)
@@ -167,7 +169,7 @@ class CudaRunner:
             plan = self._backend.plan_device(step, self._pool)
             logits = self._decoder.logits(plan, step.sample_at[:sampled])
         if sampled:
-            torch.argmax(logits, -1, out=self._drawn[:sampled])
+            self._best(logits, self._drawn[:sampled])
         return logits
 
     def _layout(self, size: StepSize) -> Layout:
@@ -227,7 +229,7 @@ class CudaRunner:
         def run() -> Tensor:
             take(step.ids, step.after, self._drawn)
             self._decoder.logits(plan, None, out=logits)
-            torch.argmax(logits, -1, out=self._drawn[:size])
+            self._best(logits, self._drawn[:size])
             return logits
 
         self._pad(layout)

@@ -20,6 +20,8 @@ from torch import Tensor
 from lmpoold.protocol.request import Sampling
 from workers.model.sample import GREEDY_BELOW, SamplingRow, uniform
 
+MOST_K = 256
+"""Largest top_k of a row that keeps few tokens."""
 _RING = 3
 """Host buffers in turn: a copy may wait behind two steps, and must find what it was given."""
 
@@ -32,14 +34,23 @@ class DeviceSampler:
 
     Attributes:
         greedy: whether every row last filled is greedy, so that `draw_greedy` will do.
+        few: whether no row last filled searches the whole vocabulary: each keeps at most MOST_K
+            tokens by its top_k, or has neither top_k nor top_p.
     """
 
-    def __init__(self, vocab: int, max_rows: int, device: torch.device | str) -> None:
-        """Lay out the buffers for `[max_rows, vocab]` float32 logits on `device`."""
+    def __init__(
+        self,
+        vocab: int,
+        max_rows: int,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Lay out the buffers for `[max_rows, vocab]` logits of `dtype` on `device`."""
         self.vocab = vocab
         self.max_rows = max_rows
         self.device = torch.device(device)
         self.greedy = True
+        self.few = True
         cuda = self.device.type == "cuda"
         words = 6 * max_rows  # scale, top_k, top_p, low: 32 bits each; point: 64
         self._host = [torch.zeros(words, dtype=torch.int32, pin_memory=cuda) for _ in range(_RING)]
@@ -58,7 +69,7 @@ class DeviceSampler:
         if cuda:
             from workers.model.triton.draw import Kernels
 
-            self._kernels = Kernels(vocab, max_rows, self.device, self)
+            self._kernels = Kernels(vocab, max_rows, self.device, self, dtype)
 
     def fill(self, sampling: Sequence[SamplingRow]) -> None:
         """Say how the rows of the next `draw` are drawn; rows beyond them are greedy.
@@ -72,6 +83,7 @@ class DeviceSampler:
         was_greedy, self.greedy = self.greedy, True
         if any(one.temperature >= GREEDY_BELOW for one in settings):
             self.greedy = False
+        self.few = all(self._keeps_few(one) for one in settings)
         if self.greedy and was_greedy:
             return  # the scales are zero as they were
         self._turn = (self._turn + 1) % _RING
@@ -93,13 +105,20 @@ class DeviceSampler:
         parts = words[: 4 * rows].reshape(4, rows)
         parts[0] = 0
         parts[0, :count].view(np.float32)[:] = [_scale(one) for one in settings]
-        parts[1, :count] = [one.top_k if one.top_k < self.vocab else 0 for one in settings]
+        parts[1, :count] = [self._top_k(one) for one in settings]
         parts[2, :count].view(np.float32)[:] = [one.top_p for one in settings]
         parts[3, :count].view(np.float32)[:] = [_low(one) for one in settings]
         words[4 * rows :].view(np.float64)[:count] = [
             0.0 if one.temperature < GREEDY_BELOW else uniform(one.seed, row.index)
             for one, row in zip(settings, sampling, strict=True)
         ]
+
+    def _keeps_few(self, one: Sampling) -> bool:
+        top_k = self._top_k(one)
+        return top_k <= MOST_K if top_k else one.top_p >= 1 or one.temperature < GREEDY_BELOW
+
+    def _top_k(self, one: Sampling) -> int:
+        return one.top_k if one.top_k < self.vocab else 0
 
     def draw(self, logits: Tensor) -> Tensor:
         """Return `[rows]` int64 tokens of `[rows, vocab]` logits, as they were filled.
@@ -125,7 +144,7 @@ def _low(one: Sampling) -> float:
 
 def draw_by_thresholds(logits: Tensor, row: DeviceSampler) -> Tensor:
     """Do in plain torch what the kernels do; for devices that have none."""
-    count = len(logits)
+    count, logits = len(logits), logits.float()
     scale, top_k, top_p, low, point = (
         part[:count, None] for part in (row.scale, row.top_k, row.top_p, row.low, row.point)
     )

@@ -44,19 +44,31 @@ local function neighbour(g, rows, ranks, r, n, rank, hit)
   return best, deepest, best_saved, best_spent
 end
 
+-- The plan under way that brings a prompt's first `deep` blocks to `rank`, or nil; and their last name.
+local function incoming(rows, r, rank, deep)
+  local leaf = sub(r.hashes, (deep - 1) * DIGITS + 1, deep * DIGITS)
+  local open = read_plan(call('HGET', rank_key(rank, 'incoming'), leaf) or '')
+  if open and open.dst_epoch == rows[rank].epoch and open.phase ~= 'abort' then return open, leaf end
+  return nil, leaf
+end
+
+-- Why no plan may be opened, or nil.
+local function objection(g, from, rank, saved, spent)
+  if saved < g.fetch_ratio * spent then return 'low_benefit' end
+  if busy(g, from) or busy(g, rank) then return 'busy' end
+  return nil
+end
+
 -- The plan that brings blocks from a neighbour, opened or joined, or nil; and its numbers in words.
 local function decide_fetch(g, rows, ranks, r, n, rank, hit)
   if g.fetch == 0 then return nil end
   local from, deep, saved, spent = neighbour(g, rows, ranks, r, n, rank, hit)
   if not from then return nil end
   local numbers = fmt('from=%s to=%s blocks=%d saved_us=%.0f cost_us=%.0f', from, rank, deep - hit, saved, spent)
-  local leaf = sub(r.hashes, (deep - 1) * DIGITS + 1, deep * DIGITS)
-  local open = read_plan(call('HGET', rank_key(rank, 'incoming'), leaf) or '')
-  if open and open.dst_epoch == rows[rank].epoch and open.phase ~= 'abort' then
-    return open.id, 'joins ' .. numbers
-  end
-  if saved < g.fetch_ratio * spent then return nil, 'refused low_benefit ' .. numbers end
-  if busy(g, from) or busy(g, rank) then return nil, 'refused busy ' .. numbers end
+  local open, leaf = incoming(rows, r, rank, deep)
+  if open then return open.id, 'joins ' .. numbers end
+  local why = objection(g, from, rank, saved, spent)
+  if why then return nil, 'refused ' .. why .. ' ' .. numbers end
   local id = r.id .. '.' .. r.attempt
   if call('EXISTS', P .. 'plan:' .. id) == 1 then return nil, 'refused repeated ' .. numbers end
   call('HSET', rank_key(rank, 'incoming'), leaf, id)

@@ -20,7 +20,8 @@ Holds    Exactly one of all calls for one (id, source) dispatches it: gated by X
          A rank is a candidate only while its row says `up` and its alive key names the row's epoch.
          hit is a hint: the longest published prefix, by bisection (presence is prefix-closed).
          The cheapest takes it, but an owner of its prefix keeps it while the cheapest is not cheaper by
-         bypass_slack, and lets a much idler neighbour have it for at most spill_slack more.
+         bypass_slack, and lets a much idler neighbour have it for at most spill_slack more. Where a plan can
+         bring the prefix along, a rank costs what the way does instead of what computing it would.
          `terms` of the request: a candidate each, by `;`: rank, hit, need, free, reclaimable, queue, cost,
          verdict (ok full worse down drain), and if they say anything: deep (hit and what is in flight),
          reclaim, hop, lease. worse: hit is at most, cost at least, what it says.
@@ -84,24 +85,27 @@ local function choose(g, rows, r, ranks, n, lease)
     end
   end
   local deepest = search(g, r, live, r.hashes, n)
+  for i = 1, #live do
+    local c = live[i]
+    c.deep, c.need, c.verdict = max(c.hi, c.fly), r.total - c.hi, 'ok'
+    if c.worse then c.verdict = 'worse' elseif c.need > c.most then c.verdict = 'full' end
+  end
+  local best, spilled = decide(g, live)
+  local other = best and not spilled and carried(g, rows, ranks, r, n, live, best)
   for i = 1, #ranks do
     local rank, c = ranks[i], rows[ranks[i]]
     if c and c.live then
-      local hit, deep, verdict = c.hi, c.fly, 'ok'
-      local need = r.total - hit
-      if deep < hit then deep = hit end
-      if c.worse then verdict = 'worse' elseif need > c.most then verdict = 'full' end
-      c.need, c.deep, c.verdict = need, deep, verdict
-      local text = fmt('%s %d %d %d %d %d %d %s', rank, hit, need, c.most - c.reclaim, c.reclaim, c.queue,
-        c.cost, verdict)
+      local text = fmt('%s %d %d %d %d %d %d %s', rank, c.hi, c.need, c.most - c.reclaim, c.reclaim, c.queue,
+        c.cost, c.verdict)
       if c.pressure > 0 or c.hop > 0 or c.lease > 0 then
-        text = fmt('%s %d %d %d %d', text, deep, c.pressure, c.hop, c.lease)
-      elseif deep > hit then text = fmt('%s %d', text, deep) end
+        text = fmt('%s %d %d %d %d', text, c.deep, c.pressure, c.hop, c.lease)
+      elseif c.deep > c.hi then text = fmt('%s %d', text, c.deep) end
       terms[i] = text
     else
       terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
     end
   end
-  local best, spilled = decide(g, live)
-  return best, reason_of(best, spilled, deepest, n), concat(terms, ';'), deepest
+  terms = concat(terms, ';')
+  if other then return other, 'prefix_fetched', terms, deepest end
+  return best, reason_of(best, spilled, deepest, n), terms, deepest
 end

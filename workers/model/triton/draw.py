@@ -1,7 +1,9 @@
 """The sampler's kernels in their order, and the buffers they share.
 
-Forty launches take the host longer than the device, so each number of rows, rounded up, is captured
-in a graph of its own. Inside somebody else's capture the kernels are launched as they are.
+Two orders: one for any rows, which searches the vocabulary again and again, and one for rows that
+keep few tokens or all of them. Their launches take the host longer than the device, so for each
+number of rows, rounded up, both are captured in graphs of their own. Inside somebody else's capture
+the kernels are launched as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +15,15 @@ import torch
 import triton
 from torch import Tensor
 
+from workers.model.triton.few import (
+    ROOM,
+    bound,
+    crest,
+    draw_crowd,
+    draw_few,
+    gather,
+    group_of,
+)
 from workers.model.triton.sample import (
     CHUNK,
     PASSES,
@@ -35,12 +46,20 @@ class Parameters(Protocol):
     top_p: Tensor
     low: Tensor
     point: Tensor
+    few: bool
 
 
 class Kernels:
     """Draws tokens with Triton. Every launch has a fixed grid, so a CUDA graph can hold it."""
 
-    def __init__(self, vocab: int, max_rows: int, device: torch.device, how: Parameters) -> None:
+    def __init__(
+        self,
+        vocab: int,
+        max_rows: int,
+        device: torch.device,
+        how: Parameters,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """Lay out the buffers for `max_rows` rows of `vocab` logits, and capture on a GPU."""
         self._vocab = vocab
         self._how = how
@@ -63,20 +82,27 @@ class Kernels:
         self._goals = buffer(dtype=torch.float32)
         self._thresholds = buffer(dtype=torch.int32)
         self._tokens = buffer(dtype=torch.int64)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._group = group_of(vocab)
+        self._groups = self._chunks * (CHUNK // self._group)
+        self._peaks = buffer(self._groups, dtype=torch.float32)
+        self._counted = buffer(dtype=torch.int32)
+        self._values = buffer(ROOM, dtype=torch.float32)
+        self._at = buffer(ROOM, dtype=torch.int32)
+        self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
         if device.type == "cuda":
-            self._logits = buffer(vocab, dtype=torch.float32)
+            self._logits = buffer(vocab, dtype=dtype)
             with torch.inference_mode(), torch.cuda.device(device):
                 self._capture(max_rows)
 
     def draw(self, logits: Tensor) -> Tensor:
         """Return `[rows]` int64 tokens of `[rows, vocab]` logits; a view of a buffer."""
-        rows = len(logits)
+        rows, few = len(logits), self._how.few
         if not self._graphs or torch.cuda.is_current_stream_capturing():
-            self._run(logits.float())
+            self._run(logits, few=few)
         else:
             self._logits[:rows].copy_(logits)
-            next(graph for size, graph in self._graphs.items() if size >= rows).replay()
+            size = next(size for kind, size in self._graphs if kind == few and size >= rows)
+            self._graphs[few, size].replay()
         return self._tokens[:rows]
 
     def _capture(self, max_rows: int) -> None:
@@ -86,22 +112,26 @@ class Kernels:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for size in (*sizes, max_rows):
-                self._run(self._logits[:size])  # compiles what the capture then finds compiled
-                graph = torch.cuda.CUDAGraph()
-                graph.capture_begin(capture_error_mode="thread_local")
-                self._run(self._logits[:size])
-                graph.capture_end()
-                self._graphs[size] = graph
+                for few in (False, True):
+                    self._run(self._logits[:size], few=few)  # compiles what is captured then
+                    graph = torch.cuda.CUDAGraph()
+                    graph.capture_begin(capture_error_mode="thread_local")
+                    self._run(self._logits[:size], few=few)
+                    graph.capture_end()
+                    self._graphs[few, size] = graph
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _run(self, logits: Tensor) -> None:
+    def _run(self, logits: Tensor, *, few: bool) -> None:
         how, rows = self._how, len(logits)
         grid = (rows, self._chunks)
         source = logits, logits.stride(0), self._vocab, how.scale
         sizes = {"CHUNKS": self._padded, "CHUNK": CHUNK}
         survey[grid](*source, self._maxima, self._places, self._masses, self._chunks, CHUNK=CHUNK)
-        for by_mass in (False, True):
-            self._search(source, sizes, rows, by_mass=by_mass)
+        if few:
+            self._draw_few(source, sizes, rows)
+        else:
+            for by_mass in (False, True):
+                self._search(source, sizes, rows, by_mass=by_mass)
         floors, prefixes = self._prefixes
         weigh[grid](
             *source,
@@ -114,10 +144,12 @@ class Kernels:
             self._masses,
             self._thresholds,
             self._chunks,
+            FEW=few,
             **sizes,
         )
         pick[(rows,)](
             *source,
+            how.top_k,
             how.point,
             self._maxima,
             self._places,
@@ -125,6 +157,58 @@ class Kernels:
             self._thresholds,
             self._tokens,
             self._chunks,
+            FEW=few,
+            **sizes,
+        )
+
+    def _draw_few(
+        self, source: tuple[Tensor, int, int, Tensor], sizes: dict[str, int], rows: int
+    ) -> None:
+        """Draw the rows that ask for top_k; those that do not are left to others."""
+        how, floors, cut = self._how, self._prefixes[0], {"GROUP": self._group, "CHUNK": CHUNK}
+        grid = (rows, self._chunks)
+        crest[grid](*source, how.top_k, self._peaks, self._groups, **cut)
+        padded = triton.next_power_of_2(self._groups)
+        bound[(rows,)](
+            how.scale, how.top_k, self._peaks, self._groups, floors, self._counted, PADDED=padded
+        )
+        gather[grid](
+            *source,
+            how.top_k,
+            self._peaks,
+            self._groups,
+            floors,
+            self._counted,
+            self._values,
+            self._at,
+            ROOM=ROOM,
+            **cut,
+        )
+        draw_few[(rows,)](
+            how.scale,
+            how.top_k,
+            how.top_p,
+            how.low,
+            how.point,
+            self._counted,
+            self._values,
+            self._at,
+            self._tokens,
+            self._vocab,
+            PLACE_BITS=self._vocab.bit_length(),
+            ROOM=ROOM,
+        )
+        draw_crowd[(rows,)](
+            *source,
+            how.top_k,
+            how.top_p,
+            how.low,
+            how.point,
+            self._maxima,
+            self._chunks,
+            self._counted,
+            self._tokens,
+            ROOM=ROOM,
             **sizes,
         )
 

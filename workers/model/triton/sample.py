@@ -46,6 +46,7 @@ def survey(logits, stride, vocab, scales, maxima, places, masses, chunks, CHUNK:
     chunk = tl.program_id(1)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     values = tl.load(logits + row * stride + at, mask=at < vocab, other=-float("inf"))
+    values = values.to(tl.float32)
     best, place = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
     out = row * chunks + chunk
     tl.store(maxima + out, best)
@@ -89,6 +90,7 @@ def narrow(
             for start in range(0, CHUNK, TILE):
                 at = chunk * CHUNK + start + tl.arange(0, TILE)
                 values = tl.load(logits + row * stride + at, mask=at < vocab, other=-float("inf"))
+                values = values.to(tl.float32)
                 keys = _key(values)
                 above = keys[:, None] >= thresholds[None, :]
                 above = above & ((at < vocab) & (keys >= floor))[:, None]
@@ -148,13 +150,16 @@ def settle(
 @triton.jit
 def weigh(
     logits, stride, vocab, scales, top_ks, top_ps, lows, floors, prefixes, maxima, masses,
-    thresholds, chunks, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    thresholds, chunks, FEW: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Turn a chunk's mass into that of the tokens all filters keep, relative to the row's best."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     scale = tl.load(scales + row)
-    if scale > 0:
+    mine = scale > 0
+    if FEW:
+        mine = mine & (tl.load(top_ks + row) <= 0)
+    if mine:
         best = _best(maxima, row, chunks, CHUNKS)
         out = row * chunks + chunk
         chunk_best = tl.load(maxima + out)
@@ -177,6 +182,7 @@ def weigh(
         else:
             at = chunk * CHUNK + tl.arange(0, CHUNK)
             values = tl.load(logits + row * stride + at, mask=at < vocab, other=-float("inf"))
+            values = values.to(tl.float32)
             kept = (at < vocab) & (_key(values) >= threshold)
             weights = tl.where(kept, tl.exp2((values - best) * scale), 0.0)
             tl.store(masses + out, tl.sum(weights, 0))
@@ -184,33 +190,43 @@ def weigh(
 
 @triton.jit
 def pick(
-    logits, stride, vocab, scales, points, maxima, places, masses, thresholds, tokens, chunks,
-    CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    logits, stride, vocab, scales, top_ks, points, maxima, places, masses, thresholds, tokens,
+    chunks, FEW: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Write each row's token: the best one, or where its point falls among the kept masses."""
+    """Write each row's token: the best one, or where its point falls among the kept masses.
+
+    With FEW, here and in `weigh`, rows that ask for top_k are drawn by other kernels (`few.py`).
+    """
     row = tl.program_id(0).to(tl.int64)
     scale = tl.load(scales + row)
+    mine = True
+    if FEW:
+        mine = tl.load(top_ks + row) <= 0
     numbers = tl.arange(0, CHUNKS)
     there = numbers < chunks
     cells = row * chunks + numbers
     maximum = tl.load(maxima + cells, mask=there, other=-float("inf"))
     if scale > 0:
-        mass = tl.load(masses + cells, mask=there, other=0.0).to(tl.float64)
-        until = tl.cumsum(mass, 0)
-        goal = tl.load(points + row) * tl.sum(mass, 0)
-        last = tl.max(tl.where(mass > 0, numbers, 0), 0)
-        chunk = tl.minimum(tl.sum((until <= goal).to(tl.int32), 0), last)
-        rest = (goal - tl.sum(tl.where(numbers < chunk, mass, 0.0), 0)).to(tl.float32)
-        best = tl.max(maximum, 0)
-        threshold = tl.load(thresholds + row).to(tl.uint32, bitcast=True)
-        at = chunk * CHUNK + tl.arange(0, CHUNK)
-        values = tl.load(logits + row * stride + at, mask=at < vocab, other=-float("inf"))
-        kept = (at < vocab) & (_key(values) >= threshold)
-        weights = tl.where(kept, tl.exp2((values - best) * scale), 0.0)
-        hit = (tl.cumsum(weights, 0) > rest) & (weights > 0)
-        first = tl.min(tl.where(hit, at, vocab), 0)
-        final = tl.max(tl.where(weights > 0, at, 0), 0)  # rounding may leave the point beyond all
-        tl.store(tokens + row, tl.where(first < vocab, first, final).to(tl.int64))
+        if mine:
+            mass = tl.load(masses + cells, mask=there, other=0.0).to(tl.float64)
+            until = tl.cumsum(mass, 0)
+            goal = tl.load(points + row) * tl.sum(mass, 0)
+            last = tl.max(tl.where(mass > 0, numbers, 0), 0)
+            chunk = tl.minimum(tl.sum((until <= goal).to(tl.int32), 0), last)
+            rest = (goal - tl.sum(tl.where(numbers < chunk, mass, 0.0), 0)).to(tl.float32)
+            best = tl.max(maximum, 0)
+            threshold = tl.load(thresholds + row).to(tl.uint32, bitcast=True)
+            at = chunk * CHUNK + tl.arange(0, CHUNK)
+            values = tl.load(logits + row * stride + at, mask=at < vocab, other=-float("inf"))
+            values = values.to(tl.float32)
+            kept = (at < vocab) & (_key(values) >= threshold)
+            weights = tl.where(kept, tl.exp2((values - best) * scale), 0.0)
+            hit = (tl.cumsum(weights, 0) > rest) & (weights > 0)
+            first = tl.min(tl.where(hit, at, vocab), 0)
+            final = tl.max(
+                tl.where(weights > 0, at, 0), 0
+            )  # rounding may leave the point beyond all
+            tl.store(tokens + row, tl.where(first < vocab, first, final).to(tl.int64))
     else:
         chunk = tl.argmax(maximum, 0, tie_break_left=True)
         tl.store(tokens + row, tl.load(places + row * chunks + chunk).to(tl.int64))
