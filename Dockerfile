@@ -52,6 +52,14 @@ VOLUME /var/cache/lmpool
 CMD ["lmpoold"]
 
 FROM base AS worker
+ARG TORCH_INDEX_URL=""
+# On GPUs Triton builds launchers for its kernels where they run, into the one place that may be
+# written and executed from.
+ENV TRITON_CACHE_DIR=/var/cache/lmpool/triton
+RUN if [ -z "$TORCH_INDEX_URL" ]; then \
+      apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+      && rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY --from=worker-build /opt/lmpool /opt/lmpool
 USER lmpool
 WORKDIR /var/cache/lmpool

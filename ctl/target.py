@@ -19,6 +19,7 @@ from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.store.connect import describe, open_redis
 from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.secure import tls_cure
 
 DEFAULT_STATE_DIR = "~/.local/state/lmpool"
 SERVER_FOLDER = "server"
@@ -131,6 +132,8 @@ def server_errors(url: str) -> Iterator[None]:
     except ResponseError as error:
         raise LMPoolError(f"the server answered: {error}") from None
     except (RedisError, ConnectionError, TimeoutError) as error:
+        if cure := tls_cure(error):
+            raise ConfigError(f"{shown}: {cure}") from None
         raise Unreachable(
             f"no server answers at {shown} ({describe(error)}): "
             "run `lmpoolctl up`, start the server, or give another --redis-url"

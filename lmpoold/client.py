@@ -18,7 +18,14 @@ from typing import Any, Self, TypeVar
 
 from redis.exceptions import RedisError
 
-from lmpoold.protocol.errors import Conflict, NoCapacity, PoolUnknown, ProtocolError, RequestFailed
+from lmpoold.protocol.errors import (
+    ConfigError,
+    Conflict,
+    NoCapacity,
+    PoolUnknown,
+    ProtocolError,
+    RequestFailed,
+)
 from lmpoold.protocol.keys import DEFAULT_POOL, Keyspace
 from lmpoold.protocol.messages import Output, Usage, read_outputs
 from lmpoold.protocol.request import read_request
@@ -26,6 +33,7 @@ from lmpoold.shell.steady import is_lost
 from lmpoold.store.connect import open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.secure import tls_cure
 from lmpoold.store.streams import Tail
 
 READ_BLOCK_MS = 1000
@@ -136,6 +144,7 @@ class PoolClient:
             options: the other fields of a request: max_tokens, temperature, top_p, seed, ...
         Raises:
             InvalidRequest: a field cannot be read; nothing was sent.
+            ConfigError: the server's certificate is refused; the message says what to do.
             NoCapacity: the pool's ingress is full; send it again later.
             Conflict: the id was used before, by another client or for an answer that is over.
         """
@@ -200,7 +209,8 @@ class PoolClient:
         """Call until the server has answered; only for calls that may be repeated.
 
         Returns: the reply, and whether an earlier one may have been lost.
-        Raises: whatever the call raises; an error of the connection only after `patience_s`.
+        Raises: whatever the call raises; an error of the connection only after `patience_s`, but
+            ConfigError at once if the server's certificate was never accepted.
         """
         loop = asyncio.get_running_loop()
         until_s, lost = loop.time() + self._patience_s, False
@@ -208,6 +218,8 @@ class PoolClient:
             try:
                 return await call(), lost
             except (RedisError, OSError) as error:
+                if not self._served and (cure := tls_cure(error)):
+                    raise ConfigError(cure) from None
                 if not is_lost(error) or loop.time() > until_s:
                     raise
                 lost = True
@@ -281,6 +293,7 @@ class PoolClient:
                     for output in read_outputs(values):
                         if (asked := self._waiting.get(output.id)) is not None:
                             asked.put_nowait(output)
+                await asyncio.sleep(0)  # who waits goes first: the next read is nobody's hurry
                 if lost:  # only now: what was read is handed over, whatever comes of this
                     await self._remind()
                 lost = False

@@ -1,8 +1,11 @@
 """What the HTTP gateway adds to an answer: beside the same requests by PoolClient, turn by turn.
 
-One request at a time, over an idle worker and an open connection; the two ways take turns,
-so that both see the same machine. `json` is a whole answer of one token; `stream` ends at the first
-event of many. The client is a bare socket: it should weigh nothing.
+One request at a time, over an idle worker and open connections. `json` is a whole answer of one
+token; `stream` ends at the first event of many. Beside it, in the same turns, a bare uvicorn
+application is asked, and with `--peer` other routers in front of that one. Before each of them
+goes a request by PoolClient: all find the machine as a pool leaves it, caches cold, which costs
+more than asking the same thing again and again. What a hop adds is told from what it stands
+before: PoolClient for the gateway, the bare application for a router.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -18,47 +22,15 @@ import click
 import uvloop
 
 from benchmarks.idle_worker import MODEL
+from benchmarks.micro.gateway_caller import PROMPT, Caller
+from benchmarks.micro.gateway_peer import running_peers
 from benchmarks.processes import Processes, running_pool
 from lmpoold.client import PoolClient
 
-PROMPT = "Why is the sky blue?"
 STREAMED_TOKENS = 8
+WARM_TURNS = 50
 READY_S = 30.0
-
-
-class Caller:
-    """One HTTP connection that asks for completions."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    def ask(self, **fields: Any) -> None:
-        """Send a request."""
-        body = json.dumps({"model": MODEL, "prompt": PROMPT, "temperature": 0, **fields}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-
-    async def whole(self) -> None:
-        """Read an answer that has a length."""
-        head = await self._head()
-        length = head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]
-        await self._reader.readexactly(int(length))
-
-    async def first(self) -> None:
-        """Read a stream up to its first event."""
-        await self._head()
-        await self._reader.readuntil(b"\n\n")
-
-    async def rest(self) -> None:
-        """Read the stream to its end."""
-        await self._reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-
-    async def _head(self) -> bytes:
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise SystemExit(f"the gateway refused: {head.decode('latin-1').splitlines()[0]}")
-        return head
+KINDS = (("json", 1, False), ("stream", STREAMED_TOKENS, True))
 
 
 async def _port(processes: Processes) -> int:
@@ -83,63 +55,69 @@ async def _direct(pool: PoolClient, *, tokens: int, stream: bool) -> float:
     return first_s if stream else time.perf_counter() - began_s
 
 
-async def _hop(caller: Caller, *, tokens: int, stream: bool) -> float:
-    began_s = time.perf_counter()
-    caller.ask(max_tokens=tokens, stream=stream)
-    await (caller.first() if stream else caller.whole())
-    took_s = time.perf_counter() - began_s
-    if stream:
-        await caller.rest()
-    return took_s
+def _rows(what: str, times_s: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Return a row a way: its median, and what it adds to the way that it stands before."""
+    rows: list[dict[str, Any]] = []
+    for way, took_s in times_s.items():
+        row = {"what": what, "way": way, "p50_us": median(took_s) * 1e6}
+        row["p90_us"] = quantiles(took_s, n=10)[-1] * 1e6
+        if way not in ("direct", "bare"):
+            behind = "direct" if way == "gateway" else "bare"
+            row["added_p50_us"] = row["p50_us"] - median(times_s[behind]) * 1e6
+        rows.append(row)
+    return rows
 
 
-def _row(what: str, direct_s: list[float], hop_s: list[float]) -> dict[str, Any]:
-    return {
-        "what": what,
-        "requests": len(direct_s),
-        "direct_p50_us": median(direct_s) * 1e6,
-        "gateway_p50_us": median(hop_s) * 1e6,
-        "added_p50_us": (median(hop_s) - median(direct_s)) * 1e6,
-        "direct_p90_us": quantiles(direct_s, n=10)[-1] * 1e6,
-        "gateway_p90_us": quantiles(hop_s, n=10)[-1] * 1e6,
-    }
-
-
-async def measure(requests: int) -> list[dict[str, Any]]:
-    """Print and return a row for whole answers and one for first events."""
+async def measure(requests: int, peers: Sequence[str]) -> list[dict[str, Any]]:
+    """Print and return a row for each way of whole answers, and of first events."""
     rows = []
-    async with running_pool(MODEL, [["benchmarks.idle_worker"]]) as processes:
-        port = await _port(processes)
-        caller = Caller(*await asyncio.open_connection("127.0.0.1", port))
-        async with PoolClient(processes.url) as pool:
-            for what, tokens, stream in (("json", 1, False), ("stream", STREAMED_TOKENS, True)):
-                for _ in range(50):
-                    await _direct(pool, tokens=tokens, stream=stream)
-                    await _hop(caller, tokens=tokens, stream=stream)
-                before = processes.cpu_s()["gateway"]
-                direct_s, hop_s = [], []
-                for _ in range(requests):
-                    direct_s.append(await _direct(pool, tokens=tokens, stream=stream))
-                    hop_s.append(await _hop(caller, tokens=tokens, stream=stream))
-                row = _row(what, direct_s, hop_s)
-                row["gateway_cpu_us"] = (processes.cpu_s()["gateway"] - before) / requests * 1e6
-                rows.append(row)
+    async with (
+        running_pool(MODEL, [["benchmarks.idle_worker"]]) as processes,
+        running_peers(processes.folder, peers) as others,
+        PoolClient(processes.url) as pool,
+    ):
+        callers = {"gateway": await Caller.to(await _port(processes)), **others}
+        for what, tokens, stream in KINDS:
+            times_s: dict[str, list[float]] = {way: [] for way in ("direct", *callers)}
+            for turn in range(WARM_TURNS + requests):
+                if turn == WARM_TURNS:
+                    before_s = processes.cpu_s()["gateway"]
+                for way, caller in callers.items():
+                    took_s = {"direct": await _direct(pool, tokens=tokens, stream=stream)}
+                    took_s[way] = await caller.seconds(tokens=tokens, stream=stream)
+                    if turn >= WARM_TURNS:
+                        for one, seconds in took_s.items():
+                            times_s[one].append(seconds)
+            cpu_us = (processes.cpu_s()["gateway"] - before_s) / requests * 1e6
+            for row in _rows(what, times_s):
+                if row["way"] == "gateway":
+                    row["cpu_us"] = cpu_us
+                rows.append({"requests": requests, **row})
+                added = f", adds {row['added_p50_us']:.0f}" if "added_p50_us" in row else ""
                 click.echo(
-                    f"{what:6} direct p50 {row['direct_p50_us']:.0f} us, "
-                    f"gateway {row['gateway_p50_us']:.0f}: "
-                    f"added {row['added_p50_us']:.0f}; p90 {row['direct_p90_us']:.0f}, "
-                    f"{row['gateway_p90_us']:.0f}; "
-                    f"gateway CPU {row['gateway_cpu_us']:.0f} us a request"
+                    f"{what:7}{row['way']:14} p50 {row['p50_us']:6.0f} us, "
+                    f"p90 {row['p90_us']:6.0f}{added}"
                 )
+            click.echo(f"{what:7}gateway CPU {cpu_us:.0f} us a request")
     return rows
 
 
 @click.command()
 @click.option("--requests", default=1000, show_default=True, help="Each way, of each kind.")
+@click.option("--peer", "peers", multiple=True, help="Command of a router to compare; repeatable.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the rows here too.")
-def main(requests: int, out: Path | None) -> None:
-    """Print what the gateway adds to a whole answer, and to the first event of a stream."""
-    rows = uvloop.run(measure(requests))
+def main(requests: int, peers: tuple[str, ...], out: Path | None) -> None:
+    """Print what the gateway adds to a whole answer, and to the first event of a stream.
+
+    A peer is a router of others, from an environment of its own:
+
+    \b
+      python -m venv /tmp/vllm-router && /tmp/vllm-router/bin/pip install vllm-router
+      python -m venv /tmp/sglang-router && /tmp/sglang-router/bin/pip install sglang-router
+      python -m benchmarks.micro.gateway --peer /tmp/vllm-router/bin/vllm-router \\
+        --peer "/tmp/sglang-router/bin/sglang-router launch"
+    """
+    rows = uvloop.run(measure(requests, peers))
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -39,25 +39,35 @@ PREFIX: Mapping[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-"}
 
 
 class Timing:
-    """Times and tokens of one request, as metrics see them."""
+    """Times and tokens of one request; metrics hear of them when nobody waits for it."""
 
     def __init__(self, metrics: Metrics, choices: int) -> None:
         self.began_s = time.perf_counter()
         self.usages: list[Usage | None] = [None] * choices
         self._first_s = [0.0] * choices
         self._metrics = metrics
+        self._seen: list[tuple[float, int, Output]] = []
 
     def seen(self, index: int, output: Output) -> None:
         """Note one output of a choice."""
-        if not self._first_s[index]:
-            self._first_s[index] = now_s = time.perf_counter()
-            self._metrics.ttft.observe(now_s - self.began_s)
-        if output.ends and output.usage is not None:
+        if output.ends:
             self.usages[index] = output.usage
-            self._metrics.used(output.usage)
-            if output.index > 0:
-                took_s = time.perf_counter() - self._first_s[index]
-                self._metrics.tpot.observe(took_s / output.index)
+        if output.ends or not self._first_s[index]:
+            now_s = time.perf_counter()
+            self._first_s[index] = self._first_s[index] or now_s
+            self._seen.append((now_s, index, output))
+
+    def tell(self) -> None:
+        """Pass on what was noted since the last time."""
+        for now_s, index, output in self._seen:
+            first_s = self._first_s[index]
+            if now_s == first_s:
+                self._metrics.ttft.observe(now_s - self.began_s)
+            if output.ends and output.usage is not None:
+                self._metrics.used(output.usage)
+                if output.index > 0:
+                    self._metrics.tpot.observe((now_s - first_s) / output.index)
+        self._seen.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +87,7 @@ class Gateway:
         answering = Answering(send)
         began_s, status = time.perf_counter(), 500
         answering.name = usable_name(header(scope, b"x-request-id"))
-        self.metrics.under_way.inc()
+        self.metrics.under_way += 1
         try:
             try:
                 await self._answer(kind, scope, receive, answering)
@@ -95,7 +105,7 @@ class Gateway:
             log.exception("a request broke", extra={"request": answering.name})
             await answering.fail(broken())
         finally:
-            self.metrics.under_way.dec()
+            self.metrics.under_way -= 1
             self.metrics.ended(kind, status)
             took_ms = round((time.perf_counter() - began_s) * 1e3, 2)
             facts = {"request": answering.name, "endpoint": kind, "status": status}
@@ -115,22 +125,28 @@ class Gateway:
     async def _ask(self, call: Call, choices: list[dict[str, Any]], answering: Answering) -> None:
         timing = Timing(self.metrics, len(choices))
         answers: list[list[Output]] = [[] for _ in choices]
-        async with self.asker.asked(answering.name, choices) as asked:
-            answering.name = asked.name
-            answer_id = PREFIX[call.kind] + asked.name
-            rendering = Rendering(call, answer_id, call.model, int(time.time()))
-            async with aclosing(asked.outputs()) as outputs:
-                async for index, output in outputs:
-                    timing.seen(index, output)
-                    if not call.stream:
-                        answers[index].append(output)
-                    elif chunk := rendering.chunk(index, output):
-                        await answering.write(chunk)
-        if call.stream:
-            usage = rendering.usage_chunk(timing.usages) if call.include_usage else b""
-            await answering.close(usage)
-        else:
-            await answering.whole(rendering.whole(answers))
+        try:
+            async with self.asker.asked(answering.name, choices) as asked:
+                answering.name = asked.name
+                answer_id = PREFIX[call.kind] + asked.name
+                rendering = Rendering(call, answer_id, call.model, int(time.time()))
+                async with aclosing(asked.outputs()) as outputs:
+                    async for index, output in outputs:
+                        timing.seen(index, output)
+                        if not call.stream:
+                            answers[index].append(output)
+                            continue
+                        if chunk := rendering.chunk(index, output):
+                            await answering.write(chunk)
+                        timing.tell()
+                if not call.stream:
+                    await answering.whole(rendering.whole(answers))
+                elif call.include_usage:
+                    await answering.close(rendering.usage_chunk(timing.usages))
+                else:
+                    await answering.close()
+        finally:
+            timing.tell()
 
     async def models(self, request: Request) -> Response:
         """List what is served, or show one of it."""

@@ -8,9 +8,9 @@ that tries again must be answered.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -30,7 +30,7 @@ Numbered = tuple[int, Output]
 
 def usable_name(header: str) -> str:
     """Return the id to ask under: the caller's if it can be one, else a new one."""
-    return header if _NAME.fullmatch(header) else uuid.uuid4().hex
+    return header if _NAME.fullmatch(header) else os.urandom(16).hex()
 
 
 class Asked:

@@ -10,7 +10,11 @@ from lmpoold.shell.metrics import SECONDS, SHORT_S, PoolCollector
 
 
 class Metrics:
-    """The gateway's own registry: several may live in one process."""
+    """The gateway's own registry: several may live in one process.
+
+    Attributes:
+        under_way: requests being answered, for the caller to count.
+    """
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -22,9 +26,10 @@ class Metrics:
             ["endpoint", "code"],
             registry=registry,
         )
-        self.under_way = Gauge(
+        self.under_way = 0
+        Gauge(
             "lmpool_gateway_under_way", "HTTP requests being answered", registry=registry
-        )
+        ).set_function(lambda: self.under_way)
         self.ttft = Histogram(
             "lmpool_gateway_ttft_seconds",
             "From the request's arrival to a choice's first token",

@@ -127,7 +127,7 @@ def _faults(*codes: int) -> Schema:
 
 def _tokens(kind: Kind, summary: str) -> Schema:
     done = _reply("The answer, or a stream of its events", _answer(kind))
-    done["content"]["text/event-stream"] = {"schema": TEXT}
+    done["content"]["text/event-stream"] = {"schema": _object(("data",), data=TEXT)}  # of an event
     return {
         "post": {
             "summary": summary,

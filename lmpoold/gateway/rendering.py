@@ -1,9 +1,13 @@
-"""From the pool's outputs to OpenAI's JSON, whole or in chunks. Pure."""
+"""From the pool's outputs to OpenAI's JSON, whole or in chunks. Pure.
+
+Answers and events are put together from pieces of JSON: all but the text of a chunk is the same in
+each, and building and walking a tree of dicts costs several times as much.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +22,11 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 def to_json(value: Any) -> bytes:
     """Return a body; half a surrogate pair, which UTF-8 has no bytes for, becomes `?`."""
-    return _encode(value).encode("utf-8", "replace")
+    return _bytes(_encode(value))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
 
 
 def event(value: Any) -> bytes:
@@ -26,8 +34,8 @@ def event(value: Any) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
 
 
-def sum_usage(usages: Sequence[Usage | None], n: int) -> dict[str, Any]:
-    """Return OpenAI's `usage`: each prompt counts once, however many choices it has.
+def sum_usage(usages: Sequence[Usage | None], n: int) -> str:
+    """Return OpenAI's `usage`, as JSON: each prompt counts once, however many choices it has.
 
     Args:
         usages: by choice; None for one that did not end well.
@@ -36,12 +44,12 @@ def sum_usage(usages: Sequence[Usage | None], n: int) -> dict[str, Any]:
     firsts = [usage for usage in usages[::n] if usage is not None]
     prompt = sum(usage.prompt_tokens for usage in firsts)
     completion = sum(usage.completion_tokens for usage in usages if usage is not None)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in firsts)},
-    }
+    cached = sum(usage.cached_tokens for usage in firsts)
+    return (
+        f'{{"prompt_tokens":{prompt},"completion_tokens":{completion},'
+        f'"total_tokens":{prompt + completion},'
+        f'"prompt_tokens_details":{{"cached_tokens":{cached}}}}}'
+    )
 
 
 def model_row(name: str, created_s: int, max_model_len: int) -> dict[str, Any]:
@@ -98,41 +106,47 @@ class Rendering:
     model: str
     created_s: int
     _offsets: dict[int, _Offsets] = field(default_factory=dict)
+    _head: str = field(init=False)
+    """The answer, or each event of it, up to its first choice."""
+
+    def __post_init__(self) -> None:
+        kind = "chat.completion" if self._chat else "text_completion"
+        if self._chat and self.call.stream:
+            kind += ".chunk"
+        frame = {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
+        self._head = _encode(frame)[:-1] + ',"choices":['
 
     @property
     def _chat(self) -> bool:
         return self.call.kind == "chat"
 
-    def _frame(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
-        kind = "chat.completion" if self._chat else "text_completion"
-        if chunk and self._chat:
-            kind += ".chunk"
-        head = {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
-        return {**head, "choices": choices}
+    def _choice(self, index: int, said: str, outputs: Sequence[Output]) -> str:
+        """Return one choice; `said` is its member with the text."""
+        logprobs = "null"
+        if self.call.logprobs is not None:
+            logprobs = _encode(self._logprobs(index, self.call.logprobs, outputs))
+        last = outputs[-1].finish_reason
+        reason = _encode(last) if last else "null"
+        return f'{{"index":{index},{said},"logprobs":{logprobs},"finish_reason":{reason}}}'
 
-    def _logprobs(self, index: int, outputs: Sequence[Output]) -> dict[str, Any] | None:
-        if self.call.logprobs is None:
-            return None
+    def _logprobs(self, index: int, top: int, outputs: Sequence[Output]) -> dict[str, Any]:
         rows = [output for output in outputs if output.logprobs]
         if self._chat:
             return {"content": [chat_logprobs(output) for output in rows], "refusal": None}
-        return self._offsets.setdefault(index, _Offsets()).rows(rows, self.call.logprobs)
+        return self._offsets.setdefault(index, _Offsets()).rows(rows, top)
 
-    def whole(self, answers: Sequence[Sequence[Output]]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Sequence[Output]]) -> bytes:
         """Return the body of an answer that is not streamed; all outputs by choice."""
         choices = []
         for index, outputs in enumerate(answers):
-            text = "".join(output.text for output in outputs)
-            row: dict[str, Any] = {"index": index}
+            said = _encode("".join([output.text for output in outputs]))
             if self._chat:
-                row["message"] = {"role": "assistant", "content": text, "refusal": None}
+                said = f'"message":{{"role":"assistant","content":{said},"refusal":null}}'
             else:
-                row["text"] = text
-            row["logprobs"] = self._logprobs(index, outputs)
-            row["finish_reason"] = outputs[-1].finish_reason
-            choices.append(row)
+                said = f'"text":{said}'
+            choices.append(self._choice(index, said, outputs))
         usage = sum_usage([outputs[-1].usage for outputs in answers], self.call.n)
-        return {**self._frame(choices, chunk=False), "usage": usage}
+        return _bytes(f'{self._head}{",".join(choices)}],"usage":{usage}}}')
 
     def chunk(self, index: int, output: Output) -> bytes:
         """Return the event of one output of a choice, b"" if it shows nothing yet.
@@ -141,23 +155,25 @@ class Rendering:
         """
         opening = b""
         if self._chat and output.index == 0:
-            opening = self._event(index, {"role": "assistant", "content": ""}, None, None)
+            opening = self._event(
+                f'{{"index":{index},"delta":{{"role":"assistant","content":""}},'
+                '"logprobs":null,"finish_reason":null}'
+            )
         if not (output.text or output.finish_reason or output.logprobs):
             return opening
-        reason = output.finish_reason or None
-        logprobs = self._logprobs(index, [output])
+        said = _encode(output.text)
         if not self._chat:
-            return self._event(index, output.text, logprobs, reason)
-        delta = {"content": output.text} if output.text or not reason else {}
-        return opening + self._event(index, delta, logprobs, reason)
+            said = f'"text":{said}'
+        elif output.text or not output.finish_reason:
+            said = f'"delta":{{"content":{said}}}'
+        else:
+            said = '"delta":{}'
+        return opening + self._event(self._choice(index, said, (output,)))
 
-    def _event(
-        self, index: int, said: Mapping[str, str] | str, logprobs: Any, reason: str | None
-    ) -> bytes:
-        row = {"index": index, "delta" if self._chat else "text": said}
-        frame = self._frame([{**row, "logprobs": logprobs, "finish_reason": reason}], chunk=True)
-        return event({**frame, "usage": None} if self.call.include_usage else frame)
+    def _event(self, choices: str, usage: str = "null") -> bytes:
+        tail = f',"usage":{usage}' if self.call.include_usage else ""
+        return _bytes(f"data: {self._head}{choices}]{tail}}}\n\n")
 
     def usage_chunk(self, usages: Sequence[Usage | None]) -> bytes:
         """Return the event that ends a stream whose caller asked for usage."""
-        return event({**self._frame([], chunk=True), "usage": sum_usage(usages, self.call.n)})
+        return self._event("", sum_usage(usages, self.call.n))

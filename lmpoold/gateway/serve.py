@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from lmpoold.client import PoolClient
 from lmpoold.gateway.app import Gateway, build_app
 from lmpoold.gateway.asking import Asker
+from lmpoold.gateway.door import DoorProtocol
 from lmpoold.gateway.keyring import KeyRing
 from lmpoold.gateway.looking import Looking
 from lmpoold.gateway.metrics import Metrics
@@ -93,11 +94,12 @@ async def _run(
     server = _Server(
         uvicorn.Config(
             build_app(gateway),
-            http="httptools",
+            http=DoorProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
@@ -107,14 +109,18 @@ async def _run(
     settle_heap()
     serving = asyncio.create_task(server.serve([listening]), name="http")
     stopping = asyncio.create_task(stop.wait(), name="signals")
+    reading = asyncio.create_task(gateway.served.keep_fresh(), name="served")
     host, port = listening.getsockname()[:2]
     log.info("ready", extra={"host": host, "port": port})
     try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, stopping, reading}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
+        if reading.done():
+            await reading  # it does not end by itself: say what broke it
     finally:
         stopping.cancel()
+        reading.cancel()
 
 
 async def _check(redis_url: str) -> None:

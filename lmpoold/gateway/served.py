@@ -18,7 +18,7 @@ from lmpoold.store.scripts import PoolStore
 from lmpoold.store.state import read_state
 
 FRESH_S = 5.0
-"""How long a reading of `cfg` holds; lmpoold checks the model of each request anyway."""
+"""How old a reading of `cfg` gets; lmpoold checks the model of each request anyway."""
 ASK_TIMEOUT_S = 2.0
 
 
@@ -38,24 +38,15 @@ class Served:
         self._store = store
         self._names = tuple(names)
         self._model: Model | None = None
-        self._read_s = -FRESH_S
         self._began_s = int(time.time())
 
     async def model(self) -> Model:
-        """Return the pool's model; an old reading does while the server is away.
+        """Return the pool's model; only a gateway that does not know it yet asks for it here.
 
         Raises: Fault: 503, no lmpoold has described the pool, or the server was never reached.
         """
-        now_s = time.monotonic()
-        if self._model is not None and now_s - self._read_s < FRESH_S:
-            return self._model
-        try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                self._model = _model_of(await self._store.cfg()) or self._model
-            self._read_s = now_s
-        except (RedisError, OSError):
-            if self._model is None:
-                raise unreachable() from None
+        if self._model is None and not await self._read():
+            raise unreachable()
         if self._model is None:
             raise Fault(
                 503,
@@ -65,6 +56,21 @@ class Served:
                 headers={"Retry-After": "1"},
             )
         return self._model
+
+    async def keep_fresh(self) -> None:
+        """Read the model every `FRESH_S`, for ever: no request has to wait for it then."""
+        while True:
+            await self._read()
+            await asyncio.sleep(FRESH_S)
+
+    async def _read(self) -> bool:
+        """Read the model; False if the server is away, and an old reading has to do."""
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                self._model = _model_of(await self._store.cfg()) or self._model
+        except (RedisError, OSError):
+            return False
+        return True
 
     async def resolve(self, asked: str) -> str:
         """Return the pool's name for the model a caller asks for; Fault 404 for any other."""

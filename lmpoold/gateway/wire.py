@@ -34,8 +34,12 @@ class CallerLeft(Exception):
 
 def header(scope: Scope, name: bytes) -> str:
     """Return a request header's value, "" if it is missing."""
-    values: Iterable[Header] = scope["headers"]
-    return next((value.decode("latin-1") for known, value in values if known == name), "")
+    known: bytes
+    value: bytes
+    for known, value in scope["headers"]:
+        if known == name:
+            return value.decode("latin-1")
+    return ""
 
 
 async def read_json(scope: Scope, receive: Receive, limit_bytes: int) -> Any:
@@ -67,7 +71,9 @@ async def read_json(scope: Scope, receive: Receive, limit_bytes: int) -> Any:
         raise too_large(limit_bytes)
     try:
         body = b"".join(parts)
-        return _decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+        ascii_start = body[:1] == b"{" and body[1:2] != b"\0"
+        encoding = "utf-8" if ascii_start else json.detect_encoding(body)
+        return _decode(body.decode(encoding, "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body is not JSON: {error}") from None
 
@@ -144,10 +150,9 @@ class Answering:
         )
 
     async def whole(
-        self, value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+        self, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send a JSON body, and end."""
-        body = to_json(value)
+        """Send a body of JSON, and end."""
         extra = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, (JSON_TYPE, length, *extra))
@@ -170,4 +175,6 @@ class Answering:
             return
         # A body that was not read to its end must not be taken for the next request.
         closing = {"Connection": "close"} if fault.status == 413 else {}
-        await self.whole(fault.body(), status=fault.status, headers={**fault.headers, **closing})
+        await self.whole(
+            to_json(fault.body()), status=fault.status, headers={**fault.headers, **closing}
+        )

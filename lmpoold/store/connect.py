@@ -9,10 +9,12 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import ConnectionError as ServerLost
 
 from lmpoold.protocol.errors import ConfigError, UnsafeServer
 from lmpoold.protocol.keys import DEFAULT_POOL
 from lmpoold.store.primary import open_primary
+from lmpoold.store.secure import check_tls_files, tls_cure
 
 MIN_REDIS = (7, 0)
 MIN_VALKEY = (7, 2)
@@ -44,7 +46,7 @@ def open_redis(
         unbounded: for callers that may wait for ever: no read timeout at all.
         timeout_s: for a call that does not block, and for connecting.
         max_connections: of the client.
-    Raises: ConfigError: the URL cannot be read.
+    Raises: ConfigError: the URL, or a file that it names, cannot be read.
     """
     options: dict[str, Any] = {
         "socket_timeout": None if unbounded else timeout_s + (LONGEST_BLOCK_S if blocking else 0.0),
@@ -54,13 +56,16 @@ def open_redis(
         "protocol": 2,
     }
     try:
-        return open_primary(url, pool, **options) or Redis.from_url(url, **options)
+        redis = open_primary(url, pool, **options) or Redis.from_url(url, **options)
+        redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # knows the query
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"cannot read the Redis URL: {error}; give unix:///path/to/socket, "
             "redis://host:6379/0, rediss://user:password@host:6380/0, "
             "redis+sentinel://host:26379,host:26379/service or redis+cluster://host:6379,host:6379"
         ) from None
+    check_tls_files(redis.connection_pool.connection_kwargs)
+    return redis
 
 
 def judge_server(server: Mapping[str, Any]) -> str:
@@ -93,13 +98,17 @@ async def check_server(redis: Redis) -> str:
 
     Raises:
         UnsafeServer: a setting would lose pool state; the message says which.
-        ConfigError: the server refused the credentials.
+        ConfigError: the server refused the credentials, or this side its certificate.
         BusyLoadingError: it is reading its data in, and has nothing to say yet: try again.
     """
     try:
         server = await redis.info("everything")
     except AuthenticationError as error:
         raise ConfigError(f"the server refused the credentials in the Redis URL: {error}") from None
+    except ServerLost as error:
+        if cure := tls_cure(error):
+            raise ConfigError(cure) from None
+        raise
     if int(server.get("loading", 0)):
         raise BusyLoadingError("the server is still loading its data")
     return judge_server(server)

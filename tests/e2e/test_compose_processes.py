@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -13,7 +14,8 @@ import httpx
 import pytest
 
 from lmpoold.store.embedded import server_binary
-from tests.house.test_compose import SCRIPTS, SERVICES, filled
+from tests.house.command_line import SCRIPTS
+from tests.house.test_compose import SERVICES, filled
 from tests.house.tree import ROOT
 
 MODEL = "random:tiny-qwen3"
@@ -29,6 +31,9 @@ def free_port():
 def argv(words):
     """A command line of compose as this checkout runs it, with the smallest model."""
     program, *rest = [filled(word, LMPOOL_MODEL=MODEL) for word in words]
+    # Containers have a 9090 each, and names that others know.
+    here = {"9090": "0", "worker-0": "127.0.0.1", "worker-1": "127.0.0.1"}
+    rest = [here.get(word, word) for word in rest]
     if program == "python":
         return [sys.executable, *rest]
     return [sys.executable, "-m", SCRIPTS[program].partition(":")[0], *rest]
@@ -55,7 +60,7 @@ def test_the_command_lines_of_compose_bring_up_a_healthy_pool_that_answers(tmp_p
             time.sleep(0.2)
 
     def text(log):
-        return log.read_text()[-1500:]
+        return log.read_text()
 
     with contextlib.ExitStack() as running:
 
@@ -78,6 +83,10 @@ def test_the_command_lines_of_compose_bring_up_a_healthy_pool_that_answers(tmp_p
             until(lambda name=name: ends_well(SERVICES[name]["healthcheck"]["test"][1:]), name)
         url, key = f"http://127.0.0.1:{http_port}", {"Authorization": "Bearer key-of-compose"}
         until(lambda: httpx.get(f"{url}/ready").json()["ranks_up"] == 2, "two ranks")
+        for name in ("lmpoold-0", "lmpoold-1", "worker-0", "worker-1"):
+            rows = map(json.loads, text(tmp_path / f"{name}.log").splitlines())
+            (port,) = [row["port"] for row in rows if row["msg"] == "metrics"]
+            assert "lmpool_" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
         asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         assert httpx.post(f"{url}/v1/chat/completions", json=asked).status_code == 401
         answer = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=key)

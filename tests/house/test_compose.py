@@ -1,21 +1,16 @@
 """compose.yaml and Dockerfile: what they name exists, and what they promise is written there."""
 
-import functools
-import os
 import re
-import subprocess
-import sys
-import tomllib
 
 import pytest
 import yaml
 
+from tests.house.command_line import SCRIPTS, check_line
 from tests.house.tree import ROOT, text_of
 
 COMPOSE = yaml.safe_load(text_of(ROOT / "compose.yaml"))
 SERVICES = COMPOSE["services"]
 DOCKERFILE = text_of(ROOT / "Dockerfile")
-SCRIPTS = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["scripts"]
 DEFAULT = re.compile(r"\$\{(\w+):-([^}]*)\}")
 HEALTHS = [name for name in SERVICES if name != "model"]
 
@@ -35,38 +30,15 @@ def command_lines():
                 yield pytest.param([filled(word) for word in line], id=f"{name}: {line[0]}")
 
 
-@functools.cache
-def help_of(program, *words):
-    module = SCRIPTS[program].partition(":")[0].removesuffix(".__main__")
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words, "--help"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("line", list(command_lines()))
 def test_a_command_line_of_compose_has_no_option_that_its_help_lacks(line):
-    program, *words = line
-    commands = []
-    while words and not words[0].startswith("-"):
-        if not re.search(rf"^  {words[0]}\b", help_of(program, *commands), re.MULTILINE):
-            break  # an argument
-        commands.append(words.pop(0))
-    known = set(re.findall(r"--[a-z][a-z-]*", help_of(program, *commands)))
-    assert {word for word in words if word.startswith("--")} <= known
-    if words and not words[0].startswith("-"):
-        assert words[0] in help_of(program, *commands)
+    check_line(line)
 
 
 def test_the_pool_of_compose_is_the_one_the_front_page_promises():
     assert set(SERVICES) == {
         *("redis", "model", "lmpoold", "gateway"),
-        *("worker-0", "worker-1", "gpu-0", "gpu-1"),
+        *("worker-0", "worker-1", "gpu-0", "gpu-1", "prometheus"),
     }
     assert SERVICES["lmpoold"]["deploy"]["replicas"] == 2
     server = SERVICES["redis"]["command"]
@@ -84,9 +56,11 @@ def test_gpu_workers_have_a_profile_a_device_each_and_the_hosts_ipc():
         assert row["ipc"] == "host"
         (device,) = row["deploy"]["resources"]["reservations"]["devices"]
         assert device["capabilities"] == ["gpu"]
-        devices.add(row["command"][-1])
+        devices.add(row["command"][row["command"].index("--device") + 1])
     assert devices == {"cuda:0", "cuda:1"}
-    assert all("profiles" not in row for name, row in SERVICES.items() if name not in gpus)
+    parted = {name for name, row in SERVICES.items() if "profiles" in row}
+    assert parted - set(gpus) == {"prometheus"}
+    assert SERVICES["prometheus"]["profiles"] == ["metrics"]
 
 
 @pytest.mark.parametrize("name", HEALTHS)
@@ -102,6 +76,32 @@ def test_no_service_may_gain_rights_or_write_outside_its_volumes(name):
     assert row["read_only"] is True
     assert row["cap_drop"] == ["ALL"]
     assert row["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_a_worker_is_reached_by_the_others_under_its_services_name():
+    for name, row in SERVICES.items():
+        line = row["command"]
+        if "--rank" in line:
+            assert line[line.index("--transfer-host") + 1] == name
+
+
+def test_prometheus_looks_at_every_lmpoold_worker_and_gateway_where_they_show_figures():
+    scrapes = yaml.safe_load(COMPOSE["configs"]["prometheus"]["content"])["scrape_configs"]
+    looked = {}
+    for job in scrapes:
+        for found in job.get("dns_sd_configs", ()):
+            looked |= dict.fromkeys(found["names"], found["port"])
+        for group in job.get("static_configs", ()):
+            looked |= {name: int(port) for name, port in (t.split(":") for t in group["targets"])}
+    shown = {}
+    for name, row in SERVICES.items():
+        line = row["command"]
+        if "--metrics-port" in line:
+            assert line[line.index("--metrics-host") + 1] == "0.0.0.0"
+            shown[name] = int(line[line.index("--metrics-port") + 1])
+        elif line[0] == "lmpool-gateway":
+            shown[name] = int(line[line.index("--port") + 1])
+    assert looked == shown
 
 
 def test_what_services_depend_on_and_mount_and_build_exists():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+import trustme
 from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import ResponseError
 
@@ -224,16 +225,16 @@ def test_a_url_of_many_hosts_that_cannot_be_read_is_a_config_error(url):
         open_redis(url)
 
 
-def test_credentials_tls_and_sentinel_passwords_go_where_they_belong():
+def test_credentials_tls_and_sentinel_passwords_go_where_they_belong(tmp_path):
+    trustme.CA().cert_pem.write_to_path(ca := f"{tmp_path}/ca.pem")
     url = (
-        "rediss+sentinel://joe:secret@h1,[::1]:7/mine/3"
-        "?sentinel_password=watch&ssl_ca_certs=/ca.pem"
+        f"rediss+sentinel://joe:secret@h1,[::1]:7/mine/3?sentinel_password=watch&ssl_ca_certs={ca}"
     )
     options = open_redis(url).connection_pool.connection_kwargs
     where = options["whereabouts"]
     assert where.asked == (("h1", 26379), ("::1", 7))
     assert (options["username"], options["password"], options["db"]) == ("joe", "secret", 3)
-    assert options["ssl_ca_certs"] == where.options["ssl_ca_certs"] == "/ca.pem"
+    assert options["ssl_ca_certs"] == where.options["ssl_ca_certs"] == ca
     assert (where.options["password"], where.options["ssl"]) == ("watch", True)
     plain = open_redis("redis+cluster://joe:secret@h1").connection_pool.connection_kwargs
     assert plain["whereabouts"].options["password"] == "secret"

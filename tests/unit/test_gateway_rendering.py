@@ -36,7 +36,7 @@ def events(raw):
 
 
 def test_a_whole_chat_has_openais_shape():
-    assert rendering().whole([outputs("Hel", "", "lo")]) == {
+    assert json.loads(rendering().whole([outputs("Hel", "", "lo")])) == {
         "id": "id-1",
         "object": "chat.completion",
         "created": 1700000000,
@@ -59,7 +59,7 @@ def test_a_whole_chat_has_openais_shape():
 
 
 def test_a_chat_stream_opens_with_the_role_in_the_same_write_as_the_first_text():
-    first = events(rendering().chunk(0, Output("r", 0, 65, "He")))
+    first = events(rendering(stream=True).chunk(0, Output("r", 0, 65, "He")))
     assert [row["choices"][0]["delta"] for row in first] == [
         {"role": "assistant", "content": ""},
         {"content": "He"},
@@ -76,7 +76,7 @@ def test_an_output_that_shows_nothing_yet_is_no_event():
 def test_the_chunks_of_a_stream_add_up_to_the_whole(kind, texts):
     rows = outputs(*texts)
     streamed = [row for output in rows for row in events(rendering(kind).chunk(0, output))]
-    whole = rendering(kind).whole([rows])["choices"][0]
+    whole = json.loads(rendering(kind).whole([rows]))["choices"][0]
     said = [row["choices"][0] for row in streamed]
     if kind == "chat":
         text = "".join(choice["delta"].get("content", "") for choice in said)
@@ -104,7 +104,8 @@ LOGPROBS = json.dumps({"logprob": -0.5, "text": "é", "top": [[1, "é", -0.5], [
 
 def test_chat_logprobs_name_tokens_bytes_and_rivals():
     call = rendering(logprobs=True, top_logprobs=2)
-    said = call.whole([outputs("é", logprobs=LOGPROBS)])["choices"][0]["logprobs"]["content"]
+    whole = json.loads(call.whole([outputs("é", logprobs=LOGPROBS)]))
+    said = whole["choices"][0]["logprobs"]["content"]
     assert said == [
         {
             "token": "é",
@@ -120,7 +121,8 @@ def test_chat_logprobs_name_tokens_bytes_and_rivals():
 
 def test_completion_logprobs_are_columns_whose_offsets_go_on_over_chunks():
     rows = outputs("é", "é", logprobs=LOGPROBS)
-    whole = rendering("completion", logprobs=2).whole([rows])["choices"][0]["logprobs"]
+    body = json.loads(rendering("completion", logprobs=2).whole([rows]))
+    whole = body["choices"][0]["logprobs"]
     assert whole["text_offset"] == [0, 1]
     assert whole["top_logprobs"] == [{"é": -0.5, "\ufffd": -1.0}] * 2
     stream = rendering("completion", logprobs=2)
@@ -130,7 +132,8 @@ def test_completion_logprobs_are_columns_whose_offsets_go_on_over_chunks():
 
 
 def test_usage_counts_a_prompt_once_however_many_choices_it_has():
-    usage = sum_usage([Usage(10, 3, 0), Usage(10, 4, 10), Usage(5, 1, 2), Usage(5, 2, 4)], 2)
+    usages = [Usage(10, 3, 0), Usage(10, 4, 10), Usage(5, 1, 2), Usage(5, 2, 4)]
+    usage = json.loads(sum_usage(usages, 2))
     assert usage["prompt_tokens"] == 15
     assert usage["completion_tokens"] == 10
     assert usage["total_tokens"] == 25

@@ -19,6 +19,7 @@ from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.shell.steady import is_lost, pause
 from lmpoold.store.connect import describe
 from lmpoold.store.scripts import PoolStore
+from lmpoold.store.secure import tls_cure
 from workers.daemon.heartbeat import TTL_MS
 from workers.daemon.settings import WorkerConfig
 
@@ -61,6 +62,8 @@ async def wait_for_pool(store: PoolStore, config: WorkerConfig, stop: asyncio.Ev
                     float(cfg["w_decode"]),
                 )
         except (RedisError, OSError) as error:
+            if cure := tls_cure(error):
+                raise ConfigError(cure) from None
             if not is_lost(error):
                 raise
             why = f"the Redis server cannot be reached: {describe(error)}; start it first"
