@@ -16,6 +16,7 @@ from lmpoold.text.folder import cache_root, resolve
 from lmpoold.text.tokenizer import TextModel
 from tests.e2e.conftest import KEYS
 from tests.e2e.forge import forge
+from workers.model.prepare import prepare
 
 pytestmark = pytest.mark.timeout(240)
 TINY = "random:tiny-qwen3"
@@ -204,7 +205,7 @@ async def test_the_demo_model_answers_the_pool_as_it_answers_transformers(pool):
 
     import torch
 
-    folder = resolve("demo", cache=cache_root(os.environ))
+    folder = prepare("demo", cache=cache_root(os.environ))
     plain = AutoModelForCausalLM.from_pretrained(folder.path, dtype=torch.float32).eval()
     text = text_model("demo")
     tokens = text.encode_chat([{"role": "user", "content": "Name three colours."}])

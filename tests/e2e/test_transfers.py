@@ -105,7 +105,7 @@ async def test_a_worker_short_of_blocks_moves_cold_chains_away_and_serves_on(tmp
         done = [row for row in moves if row["outcome"] == "finalize"]
         assert done, (moves, await pair.plans.refusals())
         assert all((row["mode"], row["src"], row["dst"]) == ("move", "0", "1") for row in done)
-        there = [(await pair.held(1, each), each) for each in asked]
+        there = [(await pair.held(1, each), each) for each in (*asked, *long)]
         blocks, each = max(there)
         assert blocks > 0
         answer = await pair.ask(1, each)

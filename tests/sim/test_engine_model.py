@@ -40,9 +40,9 @@ def test_cached_tokens_are_attended_to_but_not_computed():
 
 
 def test_the_fit_finds_the_constants_that_made_the_rows():
-    made = [(n, c, 1.0 + 0.002 * n + 5e-7 * n * (c + n / 2)) for n in (64, 1024, 8192)
+    made = [(n, c, 1.0 + 0.002 * n + 7e-7 * n * n / 2 + 5e-7 * n * c) for n in (64, 1024, 8192)
             for c in (0, 4096)]  # fmt: skip
-    assert fit_prefill(made) == pytest.approx((1.0, 0.002, 5e-7), rel=1e-6)
+    assert fit_prefill(made) == pytest.approx((1.0, 0.002, 7e-7, 5e-7), rel=1e-6)
 
 
 def test_without_an_archived_run_a_built_in_engine_serves(tmp_path):

@@ -22,7 +22,7 @@ end
 -- The row to which the prefix of `owner`, who holds `owner.hi` blocks, is worth bringing; priced so.
 local function carried(g, rows, ranks, r, n, live, owner)
   local deep = owner.hi
-  if g.fetch == 0 or deep == 0 then return nil end
+  if g.fetch == 0 or deep == 0 or not g.paired then return nil end
   local c = contender(g, r, live, owner, deep)
   if not c then return nil end
   if c.worse then
