@@ -12,6 +12,7 @@ import json
 import os
 import select
 import socket
+import subprocess
 import sys
 import time
 from typing import Any
@@ -27,6 +28,37 @@ def first_of_all(pid: int) -> None:
     """Let a process go first, where that is allowed, if there are fewer cores than processes."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, FIRST_NICE)
+
+
+def kept_waiting_ms(beside: int, seconds: float) -> float:
+    """Return the longest time that this machine keeps a process from running.
+
+    The process goes first, as the server does, and only reads the clock; `beside` others compute.
+    """
+    burn = "while True: bytes(bytearray(200_000))"
+    others = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(beside)]
+    try:
+        own = subprocess.run(
+            [sys.executable, "-c", _CLOCK, str(seconds)], capture_output=True, text=True, check=True
+        )
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    return float(own.stdout)
+
+
+_CLOCK = f"""
+import contextlib, os, sys, time
+with contextlib.suppress(PermissionError):
+    os.setpriority(os.PRIO_PROCESS, 0, {FIRST_NICE})
+before = time.perf_counter()
+until, longest = before + float(sys.argv[1]), 0.0
+while before < until:
+    now = time.perf_counter()
+    longest, before = max(longest, now - before), now
+print(longest * 1000)
+"""
 
 
 def figures(taken_s: list[float]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import uvloop
 from redis.exceptions import RedisError
 
 from benchmarks.micro.route import BLOCK, Bench
-from benchmarks.scale.bystander import first_of_all
+from benchmarks.scale.bystander import first_of_all, kept_waiting_ms
 from lmpoold.protocol.errors import LMPoolError
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes
 from lmpoold.protocol.views import Counts, RouteCall
@@ -37,6 +37,8 @@ CHAIN = 64
 LONG_US = 1000
 """Commands that keep the server longer are counted by its slow log."""
 LOOK_S = 0.05
+FLOOR_S = 3.0
+"""How long the machine is watched for what it does to a process that needs nothing."""
 IDLE_S = 1.0
 """How long the bystander pings an idle server first: what it sees then is the machine's own."""
 
@@ -145,6 +147,7 @@ async def measure(ranks: int, pages: int) -> dict[str, Any]:
         "worker_cpu_s": sum(spent_s) / ranks,
         "server_cpu_s": server_s,
         "rewrites": stats["aof_rewrites"],
+        "machine_floor_ms": kept_waiting_ms(ranks, FLOOR_S),
     }
 
 
@@ -229,6 +232,10 @@ def main(ranks: int, pages: int, out: Path | None, play: int, url: str) -> None:
     click.echo(
         f"meanwhile another client waited {_waits(busy)} for its PING; on the idle server "
         f"{_waits(idle)}"
+    )
+    click.echo(
+        f"a process that only reads the clock, beside as many busy ones, was kept waiting for "
+        f"{found['machine_floor_ms']:.1f} ms at most"
     )
     click.echo(
         f"CPU: a worker {found['worker_cpu_s']:.2f} s, the server {found['server_cpu_s']:.2f} s "
