@@ -12,8 +12,8 @@ from statistics import median
 
 FIRST_PAGES = 250
 LEAST_PAGES = 50
-MOST_PAGES = 1000
-BUDGET_S = 0.002
+MOST_PAGES = 500
+BUDGET_S = 0.0015
 """How long a chunk may take, and what comes with it; another client is to wait 5 ms at most."""
 LAST_CHUNKS = 5
 
