@@ -20,6 +20,22 @@ async def pool(redis, monkeypatch):
     return pool
 
 
+def start_heart(pool, url, *, stuck_ms=lambda: 0, on_weight=lambda _: None, on_fenced=lambda: None):
+    """The heartbeat of rank 0, whose worker has reported nothing yet."""
+    beat = Heartbeat(
+        url,
+        pool.store.keys,
+        0,
+        pool.epochs[0],
+        version=lambda: 0,
+        stuck_ms=stuck_ms,
+        on_weight=on_weight,
+        on_fenced=on_fenced,
+    )
+    beat.start()
+    return beat
+
+
 @pytest.mark.better(8)
 async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_url):
     beats: list[float] = []
@@ -28,17 +44,7 @@ async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_
         beats.append(time.monotonic())
         return 0
 
-    beat = Heartbeat(
-        server_url,
-        pool.store.keys,
-        0,
-        pool.epochs[0],
-        version=lambda: 0,
-        stuck_ms=stuck_ms,
-        on_weight=lambda _: None,
-        on_fenced=lambda: None,
-    )
-    beat.start()
+    beat = start_heart(pool, server_url, stuck_ms=stuck_ms)
     began_s = time.monotonic()
     while time.monotonic() < began_s + 1.0:  # as a compile does: pure Python, no await
         sum(range(1000))
@@ -53,17 +59,12 @@ async def test_a_heart_beats_while_a_step_holds_up_everything_else(pool, server_
 async def test_a_heart_that_beats_for_an_engine_that_hangs_keeps_nothing(pool, server_url):
     await pool.set(engine_stall_ms=1000)
     loop, fenced = asyncio.get_running_loop(), asyncio.Event()
-    beat = Heartbeat(
+    beat = start_heart(
+        pool,
         server_url,
-        pool.store.keys,
-        0,
-        pool.epochs[0],
-        version=lambda: 0,
         stuck_ms=lambda: 1000,
-        on_weight=lambda _: None,
         on_fenced=lambda: loop.call_soon_threadsafe(fenced.set),
     )
-    beat.start()
     async with asyncio.timeout(10):
         await fenced.wait()
     beat.stop()
@@ -71,17 +72,11 @@ async def test_a_heart_that_beats_for_an_engine_that_hangs_keeps_nothing(pool, s
 
 async def test_a_changed_weight_reaches_the_workers_that_serve(pool, server_url):
     loop, weights = asyncio.get_running_loop(), asyncio.Queue()
-    beat = Heartbeat(
+    beat = start_heart(
+        pool,
         server_url,
-        pool.store.keys,
-        0,
-        pool.epochs[0],
-        version=lambda: 0,
-        stuck_ms=lambda: 0,
         on_weight=lambda weight: loop.call_soon_threadsafe(weights.put_nowait, weight),
-        on_fenced=lambda: None,
     )
-    beat.start()
     async with asyncio.timeout(10):
         assert await weights.get() == 8.0
         await pool.store.tune({"w_decode": "0.1"})
