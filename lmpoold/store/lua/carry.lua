@@ -5,6 +5,7 @@ KEYS[1]  load       HASH    rank rows
 Holds    Asked only when the owner of the prefix would take the request, and only of the rank that would
          be cheapest if it had the prefix: where it cannot win so, nothing is read.
          What it promises is true within the same call: the plan can be opened, or is under way.
+         What it found of the way stays with the request, for the plan that `fetch` opens.
 ]]
 -- The live row that would be cheapest with `deep` blocks of the prompt, if it beats `owner` so.
 local function contender(g, r, live, owner, deep)
@@ -40,6 +41,6 @@ local function carried(g, rows, ranks, r, n, live, owner)
   local known = min(depth * g.block_size, r.ntok - 1)
   local cost = c.cost - g.w_prefill * (known - c.deep * g.block_size - way)
   if cost + g.bypass_slack >= owner.cost then return nil end
-  c.cost, c.deep = cost, depth
+  c.cost, c.deep, r.way = cost, depth, {from, depth, saved, spent}
   return c
 end

@@ -62,7 +62,8 @@ end
 -- The plan that brings blocks from a neighbour, opened or joined, or nil; and its numbers in words.
 local function decide_fetch(g, rows, ranks, r, n, rank, hit)
   if g.fetch == 0 or not g.paired then return nil end
-  local from, deep, saved, spent = neighbour(g, rows, ranks, r, n, rank, hit)
+  local way = r.way or {neighbour(g, rows, ranks, r, n, rank, hit)}
+  local from, deep, saved, spent = way[1], way[2], way[3], way[4]
   if not from then return nil end
   local numbers = fmt('from=%s to=%s blocks=%d saved_us=%.0f cost_us=%.0f', from, rank, deep - hit, saved, spent)
   local open, leaf = incoming(rows, r, rank, deep)
