@@ -175,7 +175,7 @@ class Verdict:
             and said["reclaim"] <= made.reclaim
             and said["lease"] >= true["lease"]
             and least < said["cost"] + 1
-            and said["cost"] <= made.cost
+            and said["cost"] <= true["cost"]
         )
 
 

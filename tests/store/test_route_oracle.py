@@ -1,7 +1,7 @@
 """The Lua rule against the oracle, on random pools and bursts."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lmpoold.protocol.views import parse_words
@@ -10,6 +10,8 @@ from tests.store.pool import BLOCK, begin, names, pages_of
 
 STEMS = [[stem] * 12 + list(range(stem, stem + 12)) for stem in (1, 2)]
 """Two prompts of six blocks; those of random pools are beginnings of them, with other tails."""
+
+ASIDE = STEMS[0][: 2 * BLOCK] + [50] * BLOCK
 
 quarters = st.integers(0, 40).map(lambda n: n / 4)
 weights = st.one_of(
@@ -170,6 +172,14 @@ async def check(store, ranks, w, request_id, asked, routed, hints):
     pairs=links,
     by_hand=st.booleans(),
     given_leases=leases,
+)
+@example(  # a cost below zero is told cut towards zero, which is up
+    drawn={0: (OracleRank(reclaimable=2), [2, 0]), 1: (OracleRank(run_tokens=1), [2, 0])},
+    w=Weights(),
+    asked=[(ASIDE, Asked(prompt_tokens=len(ASIDE), max_tokens=1, hashes=names(ASIDE)))],
+    pairs=[],
+    by_hand=False,
+    given_leases=[(STEMS[0], 1, [1, 1])],
 )
 async def test_the_function_decides_as_the_rule_says(
     store, calls, drawn, w, asked, pairs, by_hand, given_leases
