@@ -11,7 +11,8 @@ from tests.store.pool import BLOCK, begin, names, pages_of
 STEMS = [[stem] * 12 + list(range(stem, stem + 12)) for stem in (1, 2)]
 """Two prompts of six blocks; those of random pools are beginnings of them, with other tails."""
 
-ASIDE = STEMS[0][: 2 * BLOCK] + [50] * BLOCK
+SHORT = STEMS[0][: 2 * BLOCK]
+ASIDE = SHORT + [50] * BLOCK
 
 quarters = st.integers(0, 40).map(lambda n: n / 4)
 weights = st.one_of(
@@ -176,10 +177,18 @@ async def check(store, ranks, w, request_id, asked, routed, hints):
 @example(  # a cost below zero is told cut towards zero, which is up
     drawn={0: (OracleRank(reclaimable=2), [2, 0]), 1: (OracleRank(run_tokens=1), [2, 0])},
     w=Weights(),
-    asked=[(ASIDE, Asked(prompt_tokens=len(ASIDE), max_tokens=1, hashes=names(ASIDE)))],
+    asked=[(ASIDE, Asked(len(ASIDE), 1, names(ASIDE)))],
     pairs=[],
     by_hand=False,
     given_leases=[(STEMS[0], 1, [1, 1])],
+)
+@example(  # a lease that is used up no longer hides the one on a shorter beginning
+    drawn={0: (OracleRank(free=24), [2, 0])},
+    w=Weights(),
+    asked=[(SHORT, Asked(len(SHORT), 1, names(SHORT)))] * 2,
+    pairs=[],
+    by_hand=False,
+    given_leases=[(STEMS[0], 1, [1]), (STEMS[0], 2, [1])],
 )
 async def test_the_function_decides_as_the_rule_says(
     store, calls, drawn, w, asked, pairs, by_hand, given_leases

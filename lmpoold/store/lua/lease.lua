@@ -63,7 +63,11 @@ end
 local function use_lease(l, name, rank)
   l.sides[rank].quota = l.sides[rank].quota - 1
   local text = lease_text(l)
-  if text then call('HSET', P .. 'leases', name, text) else call('HDEL', P .. 'leases', name) end
+  if text then call('HSET', P .. 'leases', name, text)
+  else
+    call('HDEL', P .. 'leases', name)
+    leases_seen[P].by[name] = nil  -- or it would hide one on a shorter beginning
+  end
 end
 
 -- End the leases whose time is over, or which no live epoch holds any more; returns their hashes.
