@@ -154,7 +154,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("phase", SETTLED)
+@pytest.mark.parametrize("phase", sorted(SETTLED))
 async def test_nothing_that_is_said_changes_a_settled_plan(plan, phase, word):
     await plan.to(phase)
     before = await everything(plan.pool.store)
