@@ -116,6 +116,7 @@ async def measure(ranks: int, pages: int) -> dict[str, Any]:
             await redis.config_set("slowlog-max-len", 100_000)
             bench = Bench(redis, 0)
             await bench.set_up(0)
+            await _figures(bystander)  # what loading the functions cost is told apart
             found = await _until_routable(bench, ranks, pages, began_s)
             busy = await _figures(bystander)
             spent_s = [_cpu_s(child.pid) - spent_s[at] for at, child in enumerate(children)]

@@ -45,6 +45,11 @@ class Keyspace:
         return self.prefix + "in"
 
     @property
+    def staging(self) -> str:
+        """ZSET PX of ranks whose turn it is to send a snapshot, by when it ends."""
+        return self.prefix + "staging"
+
+    @property
     def parked(self) -> str:
         """ZSET of request ids no rank can take now, by priority, then by deadline."""
         return self.prefix + "parked"

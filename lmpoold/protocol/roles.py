@@ -80,7 +80,7 @@ _PRODUCER = Role(
 )
 _WORKER = Role(
     does="computes: lmpool-worker",
-    calls="rank_up rank_down heartbeat admit delta swap emit step plan_prepare plan_prepared "
+    calls="rank_up rank_down heartbeat admit delta stage swap emit step plan_prepare plan_prepared "
     "plan_executed plan_publish plan_finalize plan_abort",
     reads="chain plans ranks",
     grants=(

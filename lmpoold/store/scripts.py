@@ -30,7 +30,7 @@ from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 from lmpoold.store.refusals import translated
 from lmpoold.store.said import delta_args, emit_args
-from lmpoold.store.staging import ChunkSize
+from lmpoold.store.staging import ChunkSize, Turn
 from lmpoold.store.streams import as_text
 
 STAGE_TTL_S = 60
@@ -47,9 +47,17 @@ class PoolStore:
         self._lane = lane or Plain(redis)
         self._described: tuple[PoolIdentity, PoolConstants] | None = None
 
-    async def load_library(self) -> None:
-        """Load the function library; replacing one of the same name is safe at any time."""
-        await self.redis.function_load(source(), replace=True)
+    async def load_library(self, *, replace: bool = True) -> None:
+        """Load the function library; replacing one of the same name is safe at any time.
+
+        Without `replace` a library that is there already is left alone, which costs the server
+        nothing: all who miss it when a server comes back empty want to load it.
+        """
+        try:
+            await self.redis.function_load(source(), replace=replace)
+        except ResponseError as error:
+            if replace or "already exists" not in str(error):
+                raise
 
     async def call(self, function: str, *args: str | bytes | int) -> Any:
         """Call a function of the library.
@@ -64,18 +72,21 @@ class PoolStore:
             try:
                 return await self._execute(command, function, *args)
             except ResponseError as error:
-                if tries_left == 0 or not await self._mend(str(error)):
+                if not tries_left or not await self._mend(str(error), again=tries_left == 1):
                     raise translated(error) from None
         raise AssertionError("the last try returns or raises")
 
-    async def _mend(self, error: str) -> bool:
+    async def _mend(self, error: str, *, again: bool) -> bool:
         """Give back what a server has lost; False if that is not what is wrong.
 
+        Args:
+            error: what the server said.
+            again: whether it said so before: a library that is there is an older one then.
         Raises: ConnectionError: this user may not; an lmpoold will, so the caller tries again.
         """
         if "Function not found" in error:
             try:
-                await self.load_library()
+                await self.load_library(replace=again)
             except NoPermissionError:
                 raise ServerLost(
                     "the server has lost the function library, and this user may not load it: "
@@ -278,9 +289,13 @@ class PoolStore:
     ) -> None:
         """Replace a rank's page table by a full snapshot, staged in chunks and then renamed.
 
-        Entries may be text already, as they stand in the table: there are many.
+        Entries may be text already, as they stand in the table: there are many. A few ranks send
+        at a time, the others wait for their turn.
+
+        Raises: Stale: the rank was fenced.
         """
-        stage = self.keys.stage(rank, epoch, new)
+        stage, turn = self.keys.stage(rank, epoch, new), Turn()
+        await self._take(turn, rank, epoch)
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
@@ -291,7 +306,16 @@ class PoolStore:
                 stage, *[word for name, page in chunk for word in (name, str(page))]
             )
             size.learn(len(chunk), took_s)
+            if turn.ends_soon:
+                await self._take(turn, rank, epoch)
         await self.call("swap", rank, epoch, new, str(counts), len(pages))
+
+    async def _take(self, turn: Turn, rank: int, epoch: str) -> None:
+        """Wait until the rank may send pages, or may go on doing so."""
+        turn.ask()
+        while await self.call("stage", rank, epoch) == b"WAIT":
+            await asyncio.sleep(turn.pause_s())
+            turn.ask()
 
     async def _stage(self, stage: str, *words: str) -> float:
         """Write a chunk; a stage without a time to live never exists, whoever dies when.

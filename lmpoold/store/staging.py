@@ -1,12 +1,14 @@
 """A snapshot in chunks so small that no other client waits long for them, on whatever machine.
 
 The server's clock is read before and behind each chunk. What passes between is what another client
-may have to wait: the chunk, and those of other workers that came with it, as all of them send their
-snapshots after a restart.
+may have to wait: the chunk, and those of other workers that came with it. All workers have a
+snapshot to send after a restart; they take turns, a few at a time, so that few chunks come at once.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections import deque
 from statistics import median
 
@@ -37,3 +39,30 @@ class ChunkSize:
         page_s = max(median(self._page_s), 1e-9)
         # Doubled at most: what is right after one short chunk may not be after a longer one.
         self.pages = max(LEAST_PAGES, min(MOST_PAGES, 2 * pages, int(BUDGET_S / page_s)))
+
+
+RENEW_S = 0.5
+"""How long a turn goes unasked for; the server gives it for four times as long."""
+PAUSE_S = 0.02
+"""How long a worker waits before it asks for a turn again, about."""
+
+
+class Turn:
+    """A rank's turn to send pages."""
+
+    def __init__(self) -> None:
+        """Begin before it was asked for."""
+        self._asked_s = 0.0
+
+    def ask(self) -> None:
+        """Note that the server is asked now."""
+        self._asked_s = time.monotonic()
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether to ask again before more is sent."""
+        return time.monotonic() - self._asked_s > RENEW_S
+
+    def pause_s(self) -> float:
+        """Return how long to wait for one's turn: ranks that came together ask apart."""
+        return PAUSE_S * random.uniform(0.5, 1.5)

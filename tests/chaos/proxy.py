@@ -14,7 +14,17 @@ from pathlib import Path
 
 CHUNK = 64 * 1024
 KEPT = 200
-REPEATABLE = (b"step", b"delta", b"emit", b"swap", b"route", b"admit", b"heartbeat", b"rank_up")
+REPEATABLE = (
+    b"step",
+    b"delta",
+    b"emit",
+    b"stage",
+    b"swap",
+    b"route",
+    b"admit",
+    b"heartbeat",
+    b"rank_up",
+)
 
 
 def command_of(chunk: bytes) -> bytes | None:

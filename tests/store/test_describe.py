@@ -9,6 +9,7 @@ from lmpoold.protocol.errors import PoolMismatch, PoolUnknown, ProtocolError
 from lmpoold.store.scripts import PoolStore
 from tests.store.pool import IDENTITY, everything
 
+PROMPT = list(range(24))
 OTHER = {
     "protocol": "2",
     "model": "other",
@@ -98,6 +99,24 @@ async def test_a_silent_worker_does_not_hold_the_identity(pool):
 async def test_a_lost_library_is_loaded_again_by_the_next_call(pool):
     await pool.store.redis.function_flush("SYNC")
     assert await pool.store.ranks() == []
+
+
+async def test_an_older_library_that_lacks_the_function_is_replaced(pool):
+    body = "redis.register_function('route', function() return 1 end)"
+    await pool.store.redis.function_load(f"#!lua name=lmpool\n{body}", replace=True)
+    assert await pool.store.ranks() == []
+
+
+async def test_a_library_that_another_has_loaded_is_left_alone(pool):
+    """It would lose what it remembers, and the server's time, once for each who missed it."""
+    await pool.join(0)
+    await pool.report(0, free=99)
+    await pool.ask("a", PROMPT)
+    await pool.store.load_library(replace=False)
+    await pool.ask("b", PROMPT)
+    assert (
+        await pool.store.redis.hget(pool.store.keys.request("b"), "reason") == b"prefix_in_flight"
+    )
 
 
 @pytest.mark.parametrize("constant", ["w_prefill", "max_parked", "out_ttl_ms"])

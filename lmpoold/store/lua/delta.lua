@@ -1,4 +1,4 @@
---[[ delta, swap: a worker reports what its pool holds. The only writers of `r:<k>:pages`.
+--[[ delta: a worker reports what its pool came to hold, and what it holds no more.
 
 KEYS[1]  load       HASH    rank rows
 delta ARGV
@@ -6,20 +6,17 @@ delta ARGV
   5 counts          text    "free reclaim wait_tok run_tok run", blocks, weighted tokens, sequences
   6 n admitted, then n tickets `request.attempt`: queued by the worker, so in its counts from now on
   then n puts, n x (hash, "block:gen:depth:parent"), then hashes to drop
-swap ARGV
-  1 rank, 2 epoch, 3 new version, 4 counts, 5 pages staged
-  The pages lie in `r:<k>:stage:<epoch>:<version>`, written by plain HSETs beside the field `_`.
 
 Returns  OK <ver>   applied
          DUP <ver>  this version or a later one is already applied: nothing written
-         GAP <ver>  (delta) the base is not the version held: reports were lost; a worker that had them
+         GAP <ver>  the base is not the version held: reports were lost; a worker that had them
                     acknowledged joins again, anybody else sends a full snapshot by `swap`
 Errors   NORANK     the rank never joined
          STALE_EPOCH  the rank was fenced, or the pool does not know of a request admitted: join again
          BADARGS    counts cannot be read
-         STAGE_SIZE the staged hash does not hold the pages announced; stage again
 
 Holds    Readers see a whole version or none of it. Counters are overwritten, not summed: they cannot drift.
+         Beside `swap` the only writer of `r:<k>:pages`.
 ]]
 local CHUNK = 4000
 
@@ -89,25 +86,4 @@ local function delta(a)
   return unfit(c, a) or apply(c, a)
 end
 
-local function swap(a)
-  local rank, version = a[1], a[3]
-  local c, problem = owned(rank, a[2])
-  if not c then return problem end
-  if tonumber(version) <= tonumber(c.ver) then return 'DUP ' .. c.ver end
-  if not read_counts(c, a[4]) then return err('BADARGS', 'cannot read counts ' .. a[4]) end
-  local stage, pages = rank_key(rank, 'stage:' .. a[2] .. ':' .. version), rank_key(rank, 'pages')
-  local staged = call('HLEN', stage)
-  if staged ~= tonumber(a[5]) + 1 then
-    return err('STAGE_SIZE', 'staged ' .. staged .. ' fields, announced ' .. a[5] .. ' pages')
-  end
-  call('UNLINK', pages)
-  call('RENAME', stage, pages)
-  call('PERSIST', pages)
-  c.ver = version
-  write_row(rank, c)
-  wake(c)
-  return 'OK ' .. c.ver
-end
-
 on('delta', delta)
-on('swap', swap)
