@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from redis.asyncio import Redis
@@ -289,8 +289,8 @@ class PoolStore:
     ) -> None:
         """Replace a rank's page table by a full snapshot, staged in chunks and then renamed.
 
-        Entries may be text already, as they stand in the table: there are many. A few ranks send
-        at a time, the others wait for their turn.
+        Entries may be text already, as they stand in the table. A few ranks send at a time, the
+        others wait for their turn.
 
         Raises: Stale: the rank was fenced.
         """
@@ -300,12 +300,11 @@ class PoolStore:
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"
         await self._stage(stage, "_", note)
-        rows, size = iter(pages.items()), ChunkSize()
-        while chunk := list(islice(rows, size.pages)):
-            took_s = await self._stage(
-                stage, *[word for name, page in chunk for word in (name, str(page))]
-            )
-            size.learn(len(chunk), took_s)
+        size = ChunkSize()
+        # Flattened by loops that are not Python's: there are many.
+        words = chain.from_iterable(zip(pages, map(str, pages.values()), strict=True))
+        while chunk := list(islice(words, 2 * size.pages)):
+            size.learn(len(chunk) // 2, await self._stage(stage, *chunk))
             if turn.ends_soon:
                 await self._take(turn, rank, epoch)
         await self.call("swap", rank, epoch, new, str(counts), len(pages))
