@@ -88,9 +88,9 @@ _WORKER = Role(
             "append exists expire get hdel hexists hget hgetall hincrby hkeys hlen hmget hset "
             "hsetnx llen lpush mget persist pexpire rename sadd scard set srandmember srem strlen "
             "unlink xack xadd xdel xgroup|create xgroup|destroy xlen xrange xread xreadgroup zadd "
-            "zcard zrange zrangebyscore zrem zscore",
+            "zcard zrange zrangebyscore zrem zremrangebyscore zscore",
             {
-                "load cfg r:* w:* req:* out:* open:* emitted:* parked parked:req due wake "
+                "load cfg r:* staging w:* req:* out:* open:* emitted:* parked parked:req due wake "
                 "plan:* plans plans:log plans:refused": "RW"
             },
         ),
