@@ -137,7 +137,7 @@ class Bench:
                 hashes=hashes,
                 client=entry,
                 payload='{"sampling":{}}',
-                tokens="1 2 3 4 5 6 7 8",
+                tokens=bytes(32),
             )
             for entry in entries
         ]

@@ -87,7 +87,7 @@ async def held(bench: Bench, rank: int, turn: int) -> int:
         hashes=chain(bench, rank),
         client="bench",
         payload='{"sampling":{}}',
-        tokens="1",
+        tokens=b"\1\0\0\0",
     )
     (routed,) = await bench.store.route([call])
     return routed.hit if routed.rank == rank else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.traces import Trace
-from lmpoold.protocol.hashing import chain_hashes, domain_root
+from lmpoold.protocol.hashing import chain_hashes, domain_root, token_bytes
 from workers.core.blocks import BlockPool
 from workers.core.reclaim import ReclaimPolicy
 
@@ -27,7 +27,7 @@ def one_cache(trace: Trace, blocks: int, policy: ReclaimPolicy) -> float:
     pool, found = BlockPool(blocks, 1, policy), 0
     for request in trace.requests:
         hashes = chain_hashes(request.blocks, 1, ROOT)
-        run = pool.match(request.blocks, hashes, ROOT)
+        run = pool.match(token_bytes(request.blocks), hashes, ROOT)
         found += min(len(run) * trace.block_tokens, request.input_tokens - 1)
         pool.acquire(run, request.arrival_s)
         fresh = pool.allocate(len(hashes) - len(run)) or []

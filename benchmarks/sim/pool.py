@@ -200,7 +200,7 @@ class VirtualPool:
                 hashes=() if blind else request.hashes,
                 client="sim",
                 payload="{}",
-                tokens="",
+                tokens=b"",
                 candidates=ranks,
             )
             for request, ranks in zip(requests, candidates, strict=True)

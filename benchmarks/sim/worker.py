@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.sim.engine import EngineModel
-from lmpoold.protocol.hashing import PrefixHash, next_hash
+from lmpoold.protocol.hashing import PrefixHash, next_hash, token_bytes
 from lmpoold.protocol.views import Counts
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.reclaim import ReclaimPolicy
@@ -237,7 +237,7 @@ class SimWorker:
 
     def _admit(self, request: SimRequest, now_s: float) -> bool:
         """Give a request its blocks if there are enough."""
-        run = self.pool.match(request.ids, request.hashes, self._root)
+        run = self.pool.match(token_bytes(request.ids), request.hashes, self._root)
         held = sum(self.pool.refs(block) > 0 for block in run)
         total = max(self._total_blocks(request), len(run))
         if total - held > self.pool.available:

@@ -25,7 +25,12 @@ class Refusal:
 
 
 def decide_admission(
-    request: Request, token_ids: Sequence[int], served: str, limits: Limits
+    request: Request,
+    token_ids: Sequence[int],
+    served: str,
+    limits: Limits,
+    *,
+    ids_fit: bool = False,
 ) -> int | Refusal:
     """Return how many tokens the request may be given, or why it is refused.
 
@@ -37,6 +42,7 @@ def decide_admission(
         token_ids: its prompt.
         served: the pool's model name.
         limits: of that model.
+        ids_fit: whether all ids are known to lie in its vocabulary: looking at each takes time.
     """
     length, longest = len(token_ids), limits.max_model_len
     if request.model and request.model != served:
@@ -56,7 +62,7 @@ def decide_admission(
             f"the prompt's {length} tokens and max_tokens {wanted} exceed the model's context of "
             f"{longest}; ask for at most {longest - length} or shorten the prompt",
         )
-    if max(token_ids) >= limits.vocab_size:
+    if not ids_fit and max(token_ids) >= limits.vocab_size:
         return Refusal(
             "invalid_request",
             f"token id {max(token_ids)} lies outside the vocabulary of {limits.vocab_size}",

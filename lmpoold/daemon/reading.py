@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from lmpoold.core.admission import Limits, Refusal, decide_admission
 from lmpoold.protocol.errors import InvalidRequest
-from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
-from lmpoold.protocol.messages import Payload, decode_tokens, encode_tokens
+from lmpoold.protocol.hashing import PrefixHash, chain_packed, domain_root, token_bytes
+from lmpoold.protocol.messages import Payload, decode_tokens
 from lmpoold.protocol.request import Request, answer_stream, read_request
 from lmpoold.protocol.views import RouteCall
 from lmpoold.store.streams import Entry
@@ -71,17 +71,18 @@ class Reader:
     ) -> RouteCall:
         """Return the call for a parked request, with what it has emitted as part of its prompt."""
         payload = Payload.decode(payload_text)
-        token_ids = decode_tokens(tokens)[: payload.prompt_tokens] + decode_tokens(emitted)
-        left = payload.sampling.max_tokens - (len(token_ids) - payload.prompt_tokens)
+        packed = tokens[: 4 * payload.prompt_tokens] + token_bytes(decode_tokens(emitted))
+        count = len(packed) // 4
+        left = payload.sampling.max_tokens - (count - payload.prompt_tokens)
         return RouteCall(
             id=request_id,
             source="parked",
-            prompt_tokens=len(token_ids),
+            prompt_tokens=count,
             max_tokens=max(1, left),
-            hashes=chain_hashes(token_ids, self._block_size, self.root(payload.salt)),
+            hashes=chain_packed(packed, self._block_size, self.root(payload.salt)),
             client=payload.client,
             payload=payload_text.decode(),
-            tokens=encode_tokens(token_ids),
+            tokens=packed,
             deadline_ms=payload.deadline_ms,
             attempt=attempt,
             priority=payload.priority,
@@ -95,7 +96,8 @@ class Reader:
             token_ids = self._tokens(request)
         except InvalidRequest as error:
             return Refused(request_id, entry, client, error.code, str(error), excerpt(values))
-        allowed = decide_admission(request, token_ids, self._model, self._limits)
+        ids_fit = request.tokens is None and self._text.ids_fit
+        allowed = decide_admission(request, token_ids, self._model, self._limits, ids_fit=ids_fit)
         if isinstance(allowed, Refusal):
             return Refused(
                 request_id, entry, client, allowed.code, allowed.message, excerpt(values)
@@ -127,15 +129,16 @@ class Reader:
             salt=request.salt,
             origin=-1 if request.origin is None else request.origin,
         )
+        packed = token_bytes(token_ids)
         return RouteCall(
             id=request.id,
             source=entry,
             prompt_tokens=len(token_ids),
             max_tokens=max_tokens,
-            hashes=chain_hashes(token_ids, self._block_size, self.root(request.salt)),
+            hashes=chain_packed(packed, self._block_size, self.root(request.salt)),
             client=request.client,
             payload=payload.encode(),
-            tokens=encode_tokens(token_ids),
+            tokens=packed,
             deadline_ms=deadline_ms,
             priority=payload.priority,
             origin=payload.origin,

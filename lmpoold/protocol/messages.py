@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from lmpoold.protocol.errors import DecodeError
+from lmpoold.protocol.hashing import unpack_tokens
 from lmpoold.protocol.request import Sampling
 from lmpoold.protocol.transfer import ORDERS, PlanOrder, read_order
 
@@ -80,6 +81,7 @@ class Dispatch:
     """A request that `route` gave to a worker.
 
     Attributes:
+        packed: the token ids, as `hashing.token_bytes` packs them, or b"".
         plan: the transfer plan that brings blocks of its prompt, "" if none does.
         wait_s: how long to wait for it before computing them.
     """
@@ -92,6 +94,7 @@ class Dispatch:
     tokens: list[int]
     plan: str = ""
     wait_s: float = 0.0
+    packed: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,8 @@ def read_worker_message(
                     attempt=int(values[b"attempt"]),
                     hit=int(values[b"hit"]),
                     payload=Payload.decode(values[b"p"]),
-                    tokens=decode_tokens(values[b"tokens"]),
+                    packed=values[b"tokens"],
+                    tokens=list(unpack_tokens(values[b"tokens"])),
                     plan=values.get(b"plan", b"").decode(),
                     wait_s=int(values.get(b"wait_ms", b"0")) / 1000,
                 )

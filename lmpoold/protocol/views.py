@@ -143,7 +143,7 @@ class RouteCall:
         priority: above 0, it goes before what waits on a rank.
         origin: the rank where the asker is, -1 for none.
         payload: handed to the worker unread.
-        tokens: prompt token ids, parted by blanks.
+        tokens: prompt token ids, as `hashing.token_bytes` packs them.
     """
 
     id: str
@@ -153,14 +153,14 @@ class RouteCall:
     hashes: Sequence[PrefixHash]
     client: str
     payload: str
-    tokens: str
+    tokens: bytes
     deadline_ms: int = 0
     attempt: int = 0
     candidates: tuple[int, ...] = ()
     priority: int = 0
     origin: int = -1
 
-    def to_args(self) -> tuple[str, ...]:
+    def to_args(self) -> tuple[str | bytes, ...]:
         """Return the 8 arguments of `route`."""
         return (
             self.id,

@@ -31,6 +31,7 @@ class TextModel:
         vocab_size: ids run from 0 to below this; the width of the model's logits.
         max_model_len: the most tokens of prompt and output together that the model was made for.
         stop_ids: tokens that end an answer.
+        ids_fit: whether every id that a text can give lies in the vocabulary.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TextModel:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.stop_ids = stop_ids
+        self.ids_fit = max(self.vocabulary().values(), default=0) < vocab_size
 
     @classmethod
     def load(cls, folder: ModelFolder) -> TextModel:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmpoold.protocol.config import PoolConstants, PoolIdentity
-from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
+from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root, token_bytes
 from lmpoold.protocol.messages import (
     Cancel,
     Dispatch,
     Output,
     Payload,
-    encode_tokens,
     read_outputs,
     read_worker_message,
 )
@@ -146,7 +145,7 @@ class Pool:
             hashes=names(tokens),
             client=client,
             payload=payload.encode(),
-            tokens=encode_tokens(tokens),
+            tokens=token_bytes(tokens),
             deadline_ms=deadline_ms,
             attempt=attempt,
             candidates=candidates,

@@ -6,6 +6,7 @@ import pytest
 
 from lmpoold.protocol.config import PoolConstants
 from lmpoold.protocol.errors import ConfigError
+from lmpoold.protocol.hashing import token_bytes
 from lmpoold.protocol.messages import Cancel, Output
 from tests.store.pool import everything, pages_of
 
@@ -113,7 +114,7 @@ async def test_a_silent_rank_is_taken_down_and_its_requests_move(pool):
         record = await pool.record(request_id)
         assert (record["state"], record["attempt"]) == ("parked", "1")
     fields = await pool.store.redis.hmget(pool.store.keys.parked_requests, ["a:t", "a:a"])
-    assert fields == [b"0 1 2 3 4 5 6 7", b"1"]
+    assert fields == [token_bytes(range(8)), b"1"]
     assert await pool.store.redis.llen(pool.store.keys.wake) == 1
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
+from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root, token_bytes
 from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockId, BlockPool
 from workers.core.changes import Changes
@@ -40,7 +40,7 @@ def test_a_chain_is_reclaimed_from_its_leaf():
 def test_a_shared_ancestor_stays_until_both_branches_are_gone():
     pool = BlockPool(3, SIZE)
     root, *_ = cached_chain(pool, [1, 1, 2, 2], 0.0)
-    run = pool.match([1, 1, 3, 3], names_of([1, 1, 3, 3]), ROOT)
+    run = pool.match(token_bytes([1, 1, 3, 3]), names_of([1, 1, 3, 3]), ROOT)
     pool.acquire(run, 1.0)
     fresh = pool.allocate(1)
     other = names_of([1, 1, 3, 3])[1]
@@ -55,7 +55,7 @@ def test_a_shared_ancestor_stays_until_both_branches_are_gone():
 def test_a_block_used_twice_outlives_a_younger_one_used_once():
     pool = BlockPool(2, SIZE)
     (old,) = cached_chain(pool, [1, 1], 0.0)
-    run = pool.match([1, 1], [old], ROOT)
+    run = pool.match(token_bytes([1, 1]), [old], ROOT)
     pool.acquire(run, 1.0)
     pool.release(run, 1.0)
     cached_chain(pool, [2, 2], 9.0)
@@ -122,14 +122,14 @@ def test_a_release_is_a_touch():
 def test_the_same_tokens_in_another_domain_are_a_miss():
     pool = BlockPool(2, SIZE)
     hashes = cached_chain(pool, [1, 1], 0.0)
-    assert pool.match([1, 1], hashes, ROOT) != []
-    assert pool.match([1, 1], hashes, OTHER_ROOT) == []
+    assert pool.match(token_bytes([1, 1]), hashes, ROOT) != []
+    assert pool.match(token_bytes([1, 1]), hashes, OTHER_ROOT) == []
 
 
 def test_a_name_with_other_tokens_is_a_miss():
     pool = BlockPool(2, SIZE)
     hashes = cached_chain(pool, [1, 1], 0.0)
-    assert pool.match([1, 2], hashes, ROOT) == []
+    assert pool.match(token_bytes([1, 2]), hashes, ROOT) == []
     assert pool.find(hashes[0], ROOT, [1, 2]) is None
     assert pool.find(PrefixHash("unheard of"), ROOT, [1, 1]) is None
 
@@ -139,7 +139,7 @@ def test_a_chain_torn_by_a_collision_matches_up_to_the_tear():
     pool = BlockPool(4, SIZE)
     hashes = cached_chain(pool, [1, 1, 2, 2, 3, 3], 0.0)
     torn = [hashes[0], PrefixHash("unheard of"), hashes[2]]
-    assert len(pool.match([1, 1, 2, 2, 3, 3], torn, ROOT)) == 1
+    assert len(pool.match(token_bytes([1, 1, 2, 2, 3, 3]), torn, ROOT)) == 1
 
 
 def test_what_does_not_fit_is_not_allocated_in_part():

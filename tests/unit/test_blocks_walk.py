@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
+from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root, token_bytes
 from lmpoold.protocol.views import PageEntry
 from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockId, BlockPool
@@ -130,7 +130,7 @@ class PoolWalk(RuleBasedStateMachine):
     def begin(self, tokens: list[int], root: PrefixHash, weak: bool):
         hashes = weak_hashes(tokens, root) if weak else list(chain_hashes_of(tokens, root))
         chain = Chain(root, tokens, hashes, [], 0)
-        run = self.pool.match(tokens, hashes, root)
+        run = self.pool.match(token_bytes(tokens), hashes, root)
         assert run == self.oracle.match(chain)
         found, held = self.pool.resident(hashes)
         assert found >= len(run)

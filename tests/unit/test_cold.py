@@ -1,6 +1,6 @@
 """Which chain a worker short of blocks moves away."""
 
-from lmpoold.protocol.hashing import chain_hashes, domain_root
+from lmpoold.protocol.hashing import chain_hashes, domain_root, token_bytes
 from workers.core.blocks import BlockPool
 from workers.core.cold import coldest_worth_moving
 
@@ -15,7 +15,7 @@ def names(tokens):
 def use(pool, tokens, now_s):
     """Compute a prompt, or find it; its blocks stay held until `release`."""
     hashes = names(tokens)
-    run = pool.match(tokens, hashes, ROOT)
+    run = pool.match(token_bytes(tokens), hashes, ROOT)
     pool.acquire(run, now_s)
     blocks = run + (pool.allocate(len(hashes) - len(run)) or [])
     for depth in range(len(run), len(hashes)):

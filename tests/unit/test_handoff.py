@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmpoold.protocol.hashing import chain_hashes, domain_root
+from lmpoold.protocol.hashing import chain_hashes, domain_root, token_bytes
 from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockPool
 from workers.core.handoff import Handoff, Pinned, Refusal, Reserved, names_agree
@@ -22,7 +22,7 @@ def holding(blocks: int, tokens: list[int]) -> Handoff:
 
 def compute(pool: BlockPool, tokens: list[int], now_s: float = 1.0) -> None:
     hashes = chain_hashes(tokens, SIZE, ROOT)
-    run = pool.match(tokens, hashes, ROOT)
+    run = pool.match(token_bytes(tokens), hashes, ROOT)
     pool.acquire(run, now_s)
     blocks = run + (pool.allocate(len(hashes) - len(run)) or [])
     for depth in range(len(run), len(hashes)):

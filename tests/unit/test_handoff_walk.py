@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root
+from lmpoold.protocol.hashing import PrefixHash, chain_hashes, domain_root, token_bytes
 from lmpoold.protocol.views import PageEntry
 from tests.unit.page_table import snapshot
 from workers.core.blocks import BlockId, BlockPool
@@ -47,7 +47,7 @@ class Side:
     def compute(self, tokens: list[int], now_s: float) -> list[BlockId] | None:
         """What a sequence does: match, allocate, write, publish; None if there is no room."""
         hashes = chain_hashes(tokens, SIZE, ROOT)
-        run = self.pool.match(tokens, hashes, ROOT)
+        run = self.pool.match(token_bytes(tokens), hashes, ROOT)
         self.pool.acquire(run, now_s)
         fresh = self.pool.allocate(len(hashes) - len(run))
         if fresh is None:

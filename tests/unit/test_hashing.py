@@ -14,6 +14,7 @@ from lmpoold.protocol.hashing import (
     domain_root,
     next_hash,
     token_bytes,
+    unpack_tokens,
 )
 
 TOKENS = list(range(10))
@@ -141,3 +142,11 @@ def test_a_token_outside_int32_is_an_error_not_another_name(token):
 def test_a_block_holds_at_least_one_token(block_size):
     with pytest.raises(ValueError, match="block_size must be positive"):
         chain_hashes(TOKENS, block_size, ROOT)
+
+
+def test_packed_tokens_come_back_and_half_of_one_does_not():
+    assert unpack_tokens(token_bytes([5, 0, 2**31 - 1])) == (5, 0, 2**31 - 1)
+    with pytest.raises(ValueError, match="4 bytes each, got 5"):
+        unpack_tokens(b"12345")
+    with pytest.raises(OverflowError, match="whole numbers"):
+        token_bytes(["1"])

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmpoold.protocol.errors import DecodeError
+from lmpoold.protocol.hashing import token_bytes
 from lmpoold.protocol.messages import (
     Cancel,
     Dispatch,
@@ -165,7 +166,7 @@ GOOD_ROUTE = {
     b"attempt": b"2",
     b"hit": b"1",
     b"p": Payload(client="c", prompt_tokens=3, sampling=Sampling(max_tokens=5)).encode().encode(),
-    b"tokens": b"1 2 3",
+    b"tokens": token_bytes([1, 2, 3]),
 }
 
 
@@ -177,6 +178,7 @@ def test_a_route_message_is_a_dispatch():
         hit=1,
         payload=Payload(client="c", prompt_tokens=3, sampling=Sampling(max_tokens=5)),
         tokens=[1, 2, 3],
+        packed=token_bytes([1, 2, 3]),
     )
 
 
@@ -191,7 +193,7 @@ def test_a_cancel_message_is_a_cancel():
         {b"kind": b"\xff"},
         {b"attempt": b"x"},
         {b"hit": b""},
-        {b"tokens": b"1 two"},
+        {b"tokens": b"half a"},
         {b"id": b"\xff"},
         {b"p": b""},
         {b"p": b"[]"},

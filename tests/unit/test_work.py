@@ -69,13 +69,13 @@ def test_room_is_found_in_a_large_cache_as_soon_as_in_a_small_one(
 @pytest.mark.better(9)
 def test_a_request_is_hashed_once_however_long_it_waits(monkeypatch):
     hashed: list[int] = []
-    chain_hashes = sequence.chain_hashes
+    chain_packed = sequence.chain_packed
 
-    def counting(tokens, size, root):
-        hashed.append(len(tokens))
-        return chain_hashes(tokens, size, root)
+    def counting(packed, size, root):
+        hashed.append(len(packed) // 4)
+        return chain_packed(packed, size, root)
 
-    monkeypatch.setattr(sequence, "chain_hashes", counting)
+    monkeypatch.setattr(sequence, "chain_packed", counting)
     worker = Worker(12, max_num_seqs=2)
     worker.add(request("first", [0] * 30, max_tokens=17))
     worker.step()
@@ -83,7 +83,7 @@ def test_a_request_is_hashed_once_however_long_it_waits(monkeypatch):
     worker.add(request("waits", [1] * 31, arrival=1, max_tokens=1))
     for _ in range(12):
         assert "waits" not in names(worker.step())
-    assert [length for length in hashed if length >= 28] == [31]
+    assert [length for length in hashed if length >= 28] == [28]
     worker.drain()
     assert "waits" in worker.finished
-    assert [length for length in hashed if length >= 28] == [31]
+    assert [length for length in hashed if length >= 28] == [28]

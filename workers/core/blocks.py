@@ -153,22 +153,19 @@ class BlockPool:
 
         return found, bisect_left(hashes, True, 0, found, key=unheld)
 
-    def match(
-        self, tokens: Sequence[int], hashes: Sequence[PrefixHash], root: PrefixHash
-    ) -> list[BlockId]:
+    def match(self, packed: bytes, hashes: Sequence[PrefixHash], root: PrefixHash) -> list[BlockId]:
         """Find the longest run of ready blocks, from the root on, that hold these very tokens.
 
         Name, tokens and parent must all agree, so the whole prefix does: a hash collision is a
         miss. Nothing is held yet; `acquire` the result before the next `allocate`.
 
         Args:
-            tokens: the prompt; at least `block_size` for each of `hashes`.
+            packed: the prompt, as `token_bytes` packs it; `block_size` ids for each of `hashes`.
             hashes: names of its complete blocks, root first.
             root: the domain root the chain starts from.
         """
         found, _ = self.resident(hashes)
         width = 4 * self.block_size
-        packed = token_bytes(tokens[: found * self.block_size])
         run: list[BlockId] = []
         parent = root
         for depth, name in enumerate(hashes[:found]):

@@ -290,7 +290,7 @@ class Scheduler:
             reserve = growth + (sequence.most_blocks(size) > total)
             if total - held + reserve > pool.available:
                 break
-            run = pool.match(sequence.tokens, sequence.hashes, sequence.root)
+            run = pool.match(sequence.packed, sequence.hashes, sequence.root)
             held = sum(pool.refs(block) > 0 for block in run)  # less only after a hash collision
             if total - held + reserve > pool.available:
                 break

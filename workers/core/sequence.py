@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lmpoold.protocol.hashing import PrefixHash, chain_hashes
+from lmpoold.protocol.hashing import PrefixHash, chain_packed, token_bytes
 from lmpoold.protocol.request import Sampling
 from workers.core.blocks import BlockId
 
@@ -39,6 +39,9 @@ class Sequence:
     root: PrefixHash
     """The domain root (model, block size, salt) that `hashes` grow from."""
 
+    packed: bytes = field(default=b"", repr=False)
+    """The first of `tokens`, as `token_bytes` packs them; grown by `name_blocks` to cover every
+    complete block."""
     hashes: list[PrefixHash] = field(default_factory=list, repr=False)
     """Names of complete blocks, root first; grown by `name_blocks`, generated tokens included."""
     block_table: list[BlockId] = field(default_factory=list, repr=False)
@@ -88,10 +91,14 @@ class Sequence:
 
     def name_blocks(self, block_size: int) -> None:
         """Extend `hashes` to every complete block of `tokens`; computes only the new names."""
-        named = len(self.hashes)
-        if (named + 1) * block_size <= len(self.tokens):
+        named, whole = len(self.hashes), len(self.tokens) // block_size
+        if named < whole:
+            packed, end = len(self.packed) // 4, whole * block_size
+            if packed < end:
+                self.packed += token_bytes(self.tokens[packed:end])
+            fresh = self.packed[4 * block_size * named : 4 * end]
             parent = self.hashes[-1] if named else self.root
-            self.hashes += chain_hashes(self.tokens[named * block_size :], block_size, parent)
+            self.hashes += chain_packed(fresh, block_size, parent)
 
 
 def finish_reason(

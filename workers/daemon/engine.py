@@ -265,6 +265,7 @@ class Engine:
             attempt=dispatch.attempt,
             prompt_tokens=payload.prompt_tokens,
             tokens=list(dispatch.tokens),
+            packed=dispatch.packed,
             sampling=payload.sampling,
             priority=payload.priority,
             arrival=next(self._arrivals),

@@ -10,7 +10,7 @@ ARGV     8 a request:
   5 candidates      text    ranks by comma, or `*` for every rank; then `@rank` if it has an origin
   6 client          text    the stream that answers go to
   7 payload         json    handed to the worker unread
-  8 tokens          text    prompt token ids by blank, handed to the worker
+  8 tokens          int32   prompt token ids, little-endian, handed to the worker unread
 
 Returns  a text a request: `id rank hit need` | `id parked` | `id dup` | `id refused <code>`
 Errors   NOCFG      no lmpoold has described the pool yet
