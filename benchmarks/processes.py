@@ -125,6 +125,7 @@ async def running_pool(
     workers: Sequence[Sequence[str]],
     *,
     daemon_options: Sequence[str] = (),
+    daemons: int = 1,
     spawn: Spawn = spawn,
 ) -> AsyncIterator[Processes]:
     """Yield a pool's processes once every worker is up.
@@ -133,10 +134,13 @@ async def running_pool(
         model: as lmpoold takes it.
         workers: argv behind `python -m` of each worker, without its --redis-url.
         daemon_options: more options for lmpoold.
+        daemons: how many lmpoold.
         spawn: starts a program.
     """
     async with running_processes(spawn) as processes:
-        processes.start("lmpoold", "lmpoold", "--model", model, *daemon_options)
+        for number in range(daemons):
+            name = f"lmpoold{number or ''}"
+            processes.start(name, "lmpoold", "--model", model, *daemon_options)
         for number, argv in enumerate(workers):
             processes.start(f"worker{number}", *argv)
         await _until_up(processes, len(workers))

@@ -43,6 +43,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--model", default="random:tiny-qwen3", show_default=True),
         click.option("--gpu/--cpu", default=False, help="Sizes and device.  [default: cpu]"),
         click.option("--workers", default=2, show_default=True),
+        click.option("--lmpoolds", default=1, show_default=True, help="That read and route."),
         click.option("--threads", default=1, show_default=True, help="Of a worker on a CPU."),
         click.option("--repetitions", default=5, show_default=True),
         click.option("--requests", default=0, help="Of each workload; 0 for all."),

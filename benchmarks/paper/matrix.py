@@ -41,6 +41,7 @@ class Settings:
     device: str = "cpu"
     dtype: str = "auto"
     workers: int = 2
+    lmpoolds: int = 1
     threads: int = 1
     block_size: int = 16
     chars: int = 23
@@ -136,6 +137,7 @@ class Matrix:
             blocks=max(budget_tokens, self._longest + settings.block_size) // settings.block_size,
             max_model_len=self._longest,
             threads=settings.threads,
+            lmpoolds=settings.lmpoolds,
             mark=self._mark,
             text=self._text,
             options=settings.options,

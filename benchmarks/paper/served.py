@@ -58,6 +58,7 @@ class Plan:
     threads: int
     mark: str
     text: TextModel
+    lmpoolds: int = 1
     options: tuple[str, ...] = ()
 
     def worker(self, rank: int) -> list[str]:
@@ -213,7 +214,9 @@ class Served:
 async def served(plan: Plan, ranks: int) -> AsyncIterator[Served]:
     """Start a pool of `ranks` workers and warm it up; it ends with the block."""
     argv = [plan.worker(rank) for rank in range(ranks)]
-    async with running_pool(plan.model, argv, daemon_options=plan.daemon()) as processes:
+    async with running_pool(
+        plan.model, argv, daemon_options=plan.daemon(), daemons=plan.lmpoolds
+    ) as processes:
         redis = open_redis(processes.url)
         try:
             async with PoolClient(processes.url) as client:
