@@ -16,7 +16,7 @@ from lmpoold.protocol.hashing import unpack_tokens
 from lmpoold.protocol.request import Sampling
 from lmpoold.protocol.transfer import ORDERS, PlanOrder, read_order
 
-PROTOCOL = "1"
+PROTOCOL = "2"
 """Version of these messages and of the function library; a worker with another one is refused."""
 
 NUMBERS = b"0123456789 "
