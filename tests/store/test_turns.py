@@ -52,6 +52,14 @@ async def test_nothing_of_it_stays_when_all_have_swapped(pool):
     assert not await pool.store.redis.exists(pool.store.keys.staging)
 
 
+async def test_a_swap_that_was_applied_before_gives_the_turn_on_too(pool):
+    await pool.set(snapshots_at_once=1)
+    await join(pool, 0, 1)
+    for _ in range(2):
+        await pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(PROMPT))
+    assert await ask(pool, 1) == "GO"
+
+
 async def test_one_that_dies_at_it_gives_way(pool):
     await pool.set(snapshots_at_once=1)
     await join(pool, 0, 1)

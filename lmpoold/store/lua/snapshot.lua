@@ -8,7 +8,7 @@ swap ARGV  1 rank, 2 epoch, 3 new version, 4 counts as of `delta`, 5 pages stage
 Returns  stage: GO | WAIT (as many as may send snapshots do so: ask again in a moment); GO holds for
          TURN_MS, and longer if the rank asks again before
          swap:  OK <ver>   applied
-                DUP <ver>  this version or a later one is already applied: nothing written
+                DUP <ver>  this version or a later one is already applied; either way the turn ends
 Errors   NORANK     the rank never joined
          STALE_EPOCH  the rank was fenced
          NOCFG      (stage) no lmpoold has described the pool yet
@@ -39,7 +39,10 @@ local function swap(a)
   local rank, version = a[1], a[3]
   local c, problem = owned(rank, a[2])
   if not c then return problem end
-  if tonumber(version) <= tonumber(c.ver) then return 'DUP ' .. c.ver end
+  if tonumber(version) <= tonumber(c.ver) then
+    call('ZREM', P .. 'staging', rank)
+    return 'DUP ' .. c.ver
+  end
   if not read_counts(c, a[4]) then return err('BADARGS', 'cannot read counts ' .. a[4]) end
   local staged_at, pages = rank_key(rank, 'stage:' .. a[2] .. ':' .. version), rank_key(rank, 'pages')
   local staged = call('HLEN', staged_at)
