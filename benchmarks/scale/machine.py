@@ -19,7 +19,7 @@ def first_of_all(pid: int) -> None:
     With fewer cores than busy processes it would be kept waiting by them for several times 4 ms,
     whatever the server is asked for.
     """
-    with contextlib.suppress(PermissionError):
+    with contextlib.suppress(OSError, AttributeError):  # not permitted, or not Linux
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(1))
 
@@ -47,7 +47,7 @@ def kept_waiting_ms(beside: int, looks: int) -> float:
 
 _CLOCK = f"""
 import contextlib, os, time
-with contextlib.suppress(PermissionError):
+with contextlib.suppress(OSError, AttributeError):
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 before = time.perf_counter()
 until, longest = before + {LOOK_S}, 0.0
@@ -59,5 +59,5 @@ print(longest * 1000)
 
 
 def host_took_s() -> float:
-    """Return the seconds that a virtual machine's host has taken of its processors so far, in sum."""
+    """Return the seconds that a virtual machine's host has taken of its processors so far."""
     return float(getattr(psutil.cpu_times(), "steal", 0.0))
