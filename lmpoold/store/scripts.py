@@ -30,7 +30,7 @@ from lmpoold.store.lane import Lane, Plain
 from lmpoold.store.library import FUNCTIONS, source
 from lmpoold.store.refusals import translated
 from lmpoold.store.said import delta_args, emit_args
-from lmpoold.store.staging import ChunkSize, Turn
+from lmpoold.store.staging import FIRST_PAGES, ChunkSize, Turn
 from lmpoold.store.streams import as_text
 
 STAGE_TTL_S = 60
@@ -290,12 +290,13 @@ class PoolStore:
         """Replace a rank's page table by a full snapshot, staged in chunks and then renamed.
 
         Entries may be text already, as they stand in the table. A few ranks send at a time, the
-        others wait for their turn.
+        others wait for their turn; what is one chunk anyway waits for nobody.
 
         Raises: Stale: the rank was fenced.
         """
         stage, turn = self.keys.stage(rank, epoch, new), Turn()
-        await self._take(turn, rank, epoch)
+        if len(pages) > FIRST_PAGES:
+            await self._take(turn, rank, epoch)
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.
         note = "block:generation:depth:parent of each published block, keyed by its prefix hash"

@@ -10,7 +10,8 @@ from lmpoold.store import staging
 from tests.store.pool import pages_of
 
 COUNTS = Counts(8, 0, 0, 0, 0)
-PROMPT = list(range(24))
+LONG = [7] * (4 * 2 * staging.FIRST_PAGES)
+"""A prompt whose pages are more than a chunk."""
 
 
 async def ask(pool, rank):
@@ -41,14 +42,14 @@ async def test_a_swap_gives_the_turn_on(pool):
     await join(pool, 0, 1)
     assert await ask(pool, 0) == "GO"
     assert await ask(pool, 1) == "WAIT"
-    await pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(PROMPT))
+    await pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG))
     assert await ask(pool, 1) == "GO"
 
 
 async def test_nothing_of_it_stays_when_all_have_swapped(pool):
     await join(pool, 0, 1)
     for rank in (0, 1):
-        await pool.store.swap(rank, pool.epochs[rank], 1, COUNTS, pages_of(PROMPT))
+        await pool.store.swap(rank, pool.epochs[rank], 1, COUNTS, pages_of(LONG))
     assert not await pool.store.redis.exists(pool.store.keys.staging)
 
 
@@ -56,7 +57,7 @@ async def test_a_swap_that_was_applied_before_gives_the_turn_on_too(pool):
     await pool.set(snapshots_at_once=1)
     await join(pool, 0, 1)
     for _ in range(2):
-        await pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(PROMPT))
+        await pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG))
     assert await ask(pool, 1) == "GO"
 
 
@@ -96,20 +97,29 @@ async def test_a_snapshot_waits_for_its_turn_and_then_is_whole(pool):
     await pool.set(snapshots_at_once=1)
     await join(pool, 0, 1)
     assert await ask(pool, 1) == "GO"
-    sending = asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(PROMPT)))
+    sending = asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG)))
     await asyncio.sleep(0.2)
     assert not sending.done()
     assert await pool.store.redis.hlen(pool.store.keys.pages(0)) == 1  # the format only
     await pool.store.swap(1, pool.epochs[1], 1, COUNTS, {})
     await asyncio.wait_for(sending, 5)
-    assert (await pool.row(0)).pages == 6
+    assert (await pool.row(0)).pages == 2 * staging.FIRST_PAGES
+
+
+async def test_a_snapshot_of_one_chunk_waits_for_nobody(pool):
+    await pool.set(snapshots_at_once=1)
+    await join(pool, 0, 1)
+    assert await ask(pool, 1) == "GO"
+    few = pages_of(LONG[: 4 * staging.FIRST_PAGES])
+    await asyncio.wait_for(pool.store.swap(0, pool.epochs[0], 1, COUNTS, few), 5)
+    assert (await pool.row(0)).pages == staging.FIRST_PAGES
 
 
 async def test_a_rank_that_loses_its_epoch_while_it_waits_hears_of_it(pool):
     await pool.set(snapshots_at_once=1)
     await join(pool, 0, 1)
     assert await ask(pool, 1) == "GO"
-    sending = asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, {}))
+    sending = asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG)))
     await asyncio.sleep(0.1)
     await pool.lose(0)
     await pool.join(0)
