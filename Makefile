@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint bench chaos format clean
+.PHONY: help demo test deep check lint bench chaos format clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,10 @@ demo: $(STAMP) ## start a small pool on this machine, ask it a few questions, sh
 
 test: lint ## everything CI runs: what `check` runs, then every test
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+deep: $(STAMP) ## draw twenty times as many cases as CI does, other ones each time
+	HYPOTHESIS_PROFILE=deep $(PY) -m pytest -n $(JOBS) --dist worksteal --timeout 3000 -m hypothesis \
+	  tests/unit tests/store tests/daemon tests/transport $(PYTEST_ARGS)
 
 check: lint ## format, lint, types, architecture and house rules: no servers, no models
 	$(PY) -m pytest tests/house $(PYTEST_ARGS)

@@ -255,5 +255,5 @@ TestPoolWalk = PoolWalk.TestCase
 TestDefaultPoolWalk = DefaultPoolWalk.TestCase
 TestLruPoolWalk = LruPoolWalk.TestCase
 TestPoolWalk.settings = TestLruPoolWalk.settings = TestDefaultPoolWalk.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None
+    max_examples=max(40, settings().max_examples // 4), stateful_step_count=40, deadline=None
 )
