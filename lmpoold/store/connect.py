@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as ServerLost
 
 from lmpoold.protocol.errors import ConfigError, UnsafeServer
 from lmpoold.protocol.keys import DEFAULT_POOL
+from lmpoold.store.cancelling import cancellable
 from lmpoold.store.primary import open_primary
 from lmpoold.store.secure import check_tls_files, tls_cure
 
@@ -56,7 +57,7 @@ def open_redis(
         "protocol": 2,
     }
     try:
-        redis = open_primary(url, pool, **options) or Redis.from_url(url, **options)
+        redis = cancellable(open_primary(url, pool, **options) or Redis.from_url(url, **options))
         redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]  # knows the query
     except (ValueError, TypeError) as error:
         raise ConfigError(

@@ -21,6 +21,7 @@ from redis.exceptions import AskError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as ServerLost
 
 from lmpoold.protocol.keys import Keyspace
+from lmpoold.store.cancelling import cancellable
 
 URL = re.compile(
     r"(?P<scheme>rediss?)\+(?P<kind>sentinel|cluster)://(?P<user>[^@/]*@)?(?P<hosts>[^/?@]+)"
@@ -55,7 +56,9 @@ class Whereabouts:
         """
         said = []
         for host, port in self.asked:
-            link = Redis(host=host, port=port, retry=Retry(NoBackoff(), 0), **self.options)
+            link = cancellable(
+                Redis(host=host, port=port, retry=Retry(NoBackoff(), 0), **self.options)
+            )
             try:
                 if found := await self._ask(link, host):
                     return found
