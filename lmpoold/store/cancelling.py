@@ -23,10 +23,16 @@ class _Cancellable:
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
-        await super().send_packed_command(*args, **options)  # type: ignore[misc]
-        if task.cancelling() > before:
+        try:
+            # A signal may have cancelled it while it ran: it hears of that here.
+            await asyncio.sleep(0)
+            await super().send_packed_command(*args, **options)  # type: ignore[misc]
+            if task.cancelling() > before:
+                raise asyncio.CancelledError
+        except asyncio.CancelledError:
+            # Replies to what was written before may be on their way: nobody else shall read them.
             await self.disconnect(nowait=True)  # type: ignore[attr-defined]
-            raise asyncio.CancelledError
+            raise
 
 
 @cache

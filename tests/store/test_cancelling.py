@@ -30,6 +30,42 @@ async def test_no_cancelling_is_lost(server_url, opened):
     assert not lost
 
 
+async def test_a_task_that_was_cancelled_while_it_ran_calls_nobody_any_more(server_url):
+    """As a signal does, which finds the task that it is to end at work."""
+    redis = open_redis(server_url)
+    await redis.ping()
+
+    async def call_once_cancelled() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await redis.ping()
+
+    calling = asyncio.create_task(call_once_cancelled())
+    await asyncio.wait({calling}, timeout=10)
+    assert calling.cancelled()
+    await redis.aclose()
+
+
+async def test_a_cancelled_task_may_still_clean_up(server_url):
+    redis = open_redis(server_url)
+    answers = []
+
+    async def call_and_clean_up() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            answers.append(await redis.ping())
+
+    calling = asyncio.create_task(call_and_clean_up())
+    await asyncio.sleep(0.01)
+    calling.cancel()
+    await asyncio.wait({calling}, timeout=10)
+    assert calling.cancelled()
+    assert answers == [True]
+    await redis.aclose()
+
+
 async def test_a_loop_that_outlives_lost_connections_ends_when_it_is_cancelled(server_url):
     redis = open_redis(server_url)
 
