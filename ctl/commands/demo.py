@@ -37,7 +37,7 @@ def demo(model: str, workers: int, rounds: int, as_json: bool) -> int:
               lmpoolctl demo --workers 3 --rounds 5
     """
     # A short path: a unix socket's may have 107 bytes, and $TMPDIR can be long.
-    folder = Path(tempfile.mkdtemp(prefix="lmpool-demo-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="lmpool-demo-"))
     try:
         plan = PoolPlan(
             target=Target(None, DEFAULT_POOL, folder),
