@@ -20,6 +20,8 @@ from lmpoold.protocol.keys import DEFAULT_POOL
 BLOCKS = 512
 MAX_MODEL_LEN = 2048
 
+LONGEST_BASE = 60
+
 
 @click.command(short_help="See in a minute what the pool does.")
 @click.option("--model", default="demo", show_default=True)
@@ -37,7 +39,9 @@ def demo(model: str, workers: int, rounds: int, as_json: bool) -> int:
               lmpoolctl demo --workers 3 --rounds 5
     """
     # A short path: a unix socket's may have 107 bytes, and $TMPDIR can be long.
-    folder = Path(tempfile.mkdtemp(prefix="lmpool-demo-"))
+    base = tempfile.gettempdir()
+    base = base if len(base) <= LONGEST_BASE else "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="lmpool-demo-", dir=base))
     try:
         plan = PoolPlan(
             target=Target(None, DEFAULT_POOL, folder),
