@@ -294,8 +294,9 @@ class PoolStore:
 
         Raises: Stale: the rank was fenced.
         """
-        stage, turn = self.keys.stage(rank, epoch, new), Turn()
-        if len(pages) > FIRST_PAGES:
+        stage = self.keys.stage(rank, epoch, new)
+        turn = Turn() if len(pages) > FIRST_PAGES else None
+        if turn is not None:
             await self._take(turn, rank, epoch)
         await self.redis.unlink(stage)
         # A long value first: the hash is a table from the start, not a list that grows into one.
@@ -306,7 +307,7 @@ class PoolStore:
         words = chain.from_iterable(zip(pages, map(str, pages.values()), strict=True))
         while chunk := list(islice(words, 2 * size.pages)):
             size.learn(len(chunk) // 2, await self._stage(stage, *chunk))
-            if turn.ends_soon:
+            if turn is not None and turn.ends_soon:
                 await self._take(turn, rank, epoch)
         await self.call("swap", rank, epoch, new, str(counts), len(pages))
 

@@ -19,9 +19,30 @@ async def ask(pool, rank):
     return (await pool.store.call("stage", rank, pool.epochs[rank])).decode()
 
 
+def calls_of(pool, monkeypatch):
+    """The names of the functions that are called from now on, as they are called."""
+    asked = []
+    call = pool.store.call
+
+    async def noting(function, *args):
+        asked.append(function)
+        return await call(function, *args)
+
+    monkeypatch.setattr(pool.store, "call", noting)
+    return asked
+
+
 async def join(pool, *ranks):
     for rank in ranks:
         await pool.join(rank)
+
+
+async def kept_waiting(pool):
+    """Rank 0's snapshot under way, while the only turn is rank 1's."""
+    await pool.set(snapshots_at_once=1)
+    await join(pool, 0, 1)
+    assert await ask(pool, 1) == "GO"
+    return asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG)))
 
 
 async def test_as_many_as_may_go_and_others_wait(pool):
@@ -94,10 +115,7 @@ async def test_a_fenced_rank_gets_no_turn(pool):
 
 
 async def test_a_snapshot_waits_for_its_turn_and_then_is_whole(pool):
-    await pool.set(snapshots_at_once=1)
-    await join(pool, 0, 1)
-    assert await ask(pool, 1) == "GO"
-    sending = asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG)))
+    sending = await kept_waiting(pool)
     await asyncio.sleep(0.2)
     assert not sending.done()
     assert await pool.store.redis.hlen(pool.store.keys.pages(0)) == 1  # the format only
@@ -106,20 +124,18 @@ async def test_a_snapshot_waits_for_its_turn_and_then_is_whole(pool):
     assert (await pool.row(0)).pages == 2 * staging.FIRST_PAGES
 
 
-async def test_a_snapshot_of_one_chunk_waits_for_nobody(pool):
+async def test_a_snapshot_of_one_chunk_waits_for_nobody(pool, monkeypatch):
     await pool.set(snapshots_at_once=1)
     await join(pool, 0, 1)
     assert await ask(pool, 1) == "GO"
-    few = pages_of(LONG[: 4 * staging.FIRST_PAGES])
+    few, asked = pages_of(LONG[: 4 * staging.FIRST_PAGES]), calls_of(pool, monkeypatch)
     await asyncio.wait_for(pool.store.swap(0, pool.epochs[0], 1, COUNTS, few), 5)
+    assert asked == ["swap"]
     assert (await pool.row(0)).pages == staging.FIRST_PAGES
 
 
 async def test_a_rank_that_loses_its_epoch_while_it_waits_hears_of_it(pool):
-    await pool.set(snapshots_at_once=1)
-    await join(pool, 0, 1)
-    assert await ask(pool, 1) == "GO"
-    sending = asyncio.create_task(pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of(LONG)))
+    sending = await kept_waiting(pool)
     await asyncio.sleep(0.1)
     await pool.lose(0)
     await pool.join(0)
@@ -131,14 +147,7 @@ async def test_a_long_snapshot_asks_again_while_it_is_sent(pool, monkeypatch):
     await pool.set(snapshots_at_once=1)
     await pool.join(0)
     monkeypatch.setattr(staging, "RENEW_S", 0.0)
-    asked = []
-    call = pool.store.call
-
-    async def count(function, *args):
-        asked.append(function)
-        return await call(function, *args)
-
-    monkeypatch.setattr(pool.store, "call", count)
+    asked = calls_of(pool, monkeypatch)
     await pool.store.swap(0, pool.epochs[0], 1, COUNTS, pages_of([3] * 4 * 1000))
     assert asked.count("stage") > 2
     assert asked[-1] == "swap"
