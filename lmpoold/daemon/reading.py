@@ -48,14 +48,22 @@ class Reader:
     """Turns requests into route calls for one model and block size. Safe to use from threads."""
 
     def __init__(
-        self, text: TextModel, *, model: str, fingerprint: str, block_size: int, limits: Limits
+        self,
+        text: TextModel,
+        *,
+        model: str,
+        fingerprint: str,
+        block_size: int,
+        limits: Limits,
+        ids_fit: bool = False,
     ) -> None:
-        """Read for `model`, whose blocks hold `block_size` tokens."""
+        """Read for `model`, whose blocks hold `block_size` tokens; `ids_fit` as `text` has it."""
         self._text = text
         self._model = model
         self._fingerprint = fingerprint
         self._block_size = block_size
         self._limits = limits
+        self._ids_fit = ids_fit
         self._common_root = domain_root(fingerprint, block_size)
 
     def root(self, salt: str) -> PrefixHash:
@@ -96,7 +104,7 @@ class Reader:
             token_ids = self._tokens(request)
         except InvalidRequest as error:
             return Refused(request_id, entry, client, error.code, str(error), excerpt(values))
-        ids_fit = request.tokens is None and self._text.ids_fit
+        ids_fit = request.tokens is None and self._ids_fit
         allowed = decide_admission(request, token_ids, self._model, self._limits, ids_fit=ids_fit)
         if isinstance(allowed, Refusal):
             return Refused(

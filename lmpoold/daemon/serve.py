@@ -101,6 +101,7 @@ async def serve(config: DaemonConfig) -> None:
         fingerprint=mark,
         block_size=config.block_size,
         limits=Limits(longest, text.vocab_size),
+        ids_fit=text.ids_fit,
     )
     registry = CollectorRegistry()
     router = RouterMetrics(registry, config.block_size)

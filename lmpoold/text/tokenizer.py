@@ -8,6 +8,7 @@ names, and where a turn ends.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -31,7 +32,6 @@ class TextModel:
         vocab_size: ids run from 0 to below this; the width of the model's logits.
         max_model_len: the most tokens of prompt and output together that the model was made for.
         stop_ids: tokens that end an answer.
-        ids_fit: whether every id that a text can give lies in the vocabulary.
     """
 
     def __init__(
@@ -48,7 +48,6 @@ class TextModel:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.stop_ids = stop_ids
-        self.ids_fit = max(self.vocabulary().values(), default=0) < vocab_size
 
     @classmethod
     def load(cls, folder: ModelFolder) -> TextModel:
@@ -100,6 +99,11 @@ class TextModel:
         """Return the text of `ids`, special tokens left out; ids without text give none."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
+
+    @cached_property
+    def ids_fit(self) -> bool:
+        """Whether every id that a text can give lies in the vocabulary; the first look is long."""
+        return max(self.vocabulary().values(), default=0) < self.vocab_size
 
     def vocabulary(self) -> dict[str, int]:
         """Return token -> id, added tokens included."""

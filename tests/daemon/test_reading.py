@@ -20,7 +20,14 @@ def reader_of(vocab_size: int) -> Reader:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     text = TextModel(tokenizer, None, vocab_size=vocab_size, max_model_len=64, stop_ids=frozenset())
     limits = Limits(64, vocab_size)
-    return Reader(text, model="toy", fingerprint="f0", block_size=BLOCK, limits=limits)
+    return Reader(
+        text,
+        model="toy",
+        fingerprint="f0",
+        block_size=BLOCK,
+        limits=limits,
+        ids_fit=text.ids_fit,
+    )
 
 
 def read(reader: Reader, **fields: str):
