@@ -24,8 +24,8 @@ import click
 
 from benchmarks.bars import table
 
-TESTS = ("pytest", "-p", "no:benchmark", "-p", "no:randomly", "-q", "-n", "8")
-SKEW = ("--mode", "multi-gpu", "--mode", "kv-routing", "--mode", "lmpool")
+TESTS = ("pytest", "-p", "no:benchmark", "-p", "no:randomly", "-q")
+MODES = ("--mode", "multi-gpu", "--mode", "kv-routing", "--mode", "lmpool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,18 @@ def _micro(name: str, gpus: int, limit_s: float, *more: str, to: str = "--json")
     return Stage(name, (f"benchmarks.micro.{name}", to, "{json}", *more), gpus, limit_s)
 
 
-def _paper(name: str, model: str, limit_s: float, *more: str) -> Stage:
-    argv = ("benchmarks.paper", "e2e", *more, "--gpu", "--workers", "2", "--out", "{out}")
-    return Stage(name, (*argv, "--model", f"random:qwen3-{model}"), 2, limit_s)
-
-
 Lane = tuple[Stage, ...]
 """Stages one behind the other."""
 
+_ALONE = ("--ignore", "tests/gpu/transport")
+_SKEW = ("benchmarks.paper", "e2e", "load-skew", *MODES, "--repetitions", "10", "--gpu")
+_SKEW += ("--workers", "2", "--out", "{out}", "--model", "random:qwen3-0.6b")
 _RESTART = ("benchmarks.scale.restart", "--ranks", "8", "--pages", "100000", "--json", "{json}")
 ROUNDS: tuple[tuple[Lane, ...], ...] = (
     ((_micro("step", 1, 120),),),
     (
         (_micro("engine", 1, 200), _micro("parity", 1, 120)),
-        (Stage("tests", (*TESTS, "tests/gpu", "--ignore", "tests/gpu/transport"), 1, 200),),
+        (Stage("tests", (*TESTS, "-n", "8", "tests/gpu", *_ALONE), 1, 200),),
         (
             Stage("restart", _RESTART, 0, 60),
             _micro("route", 0, 90, "--rounds", "600"),
@@ -75,10 +73,10 @@ ROUNDS: tuple[tuple[Lane, ...], ...] = (
             _micro("transfer", 2, 300, to="--out"),
             _micro("dispatch", 2, 80, "--device", "cuda", "--block-tokens", "256", to="--out"),
             _micro("cost", 2, 80, "--device", "cuda", "--block-tokens", "256", to="--out"),
-            Stage("tests-pair", (*TESTS[:-2], "tests/gpu/transport"), 2, 120),
+            Stage("tests-pair", (*TESTS, "tests/gpu/transport"), 2, 120),
         ),
     ),
-    ((_paper("skew-0.6b", "0.6b", 200, "load-skew", *SKEW, "--repetitions", "10"),),),
+    ((Stage("skew-0.6b", _SKEW, 2, 200),),),
 )
 """Rounds one behind the other, lanes of a round side by side."""
 

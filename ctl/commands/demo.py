@@ -19,8 +19,8 @@ from lmpoold.protocol.keys import DEFAULT_POOL
 
 BLOCKS = 512
 MAX_MODEL_LEN = 2048
-
 LONGEST_BASE = 60
+"""Of the folder that a demo's is made in."""
 
 
 @click.command(short_help="See in a minute what the pool does.")
