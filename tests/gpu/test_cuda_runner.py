@@ -232,9 +232,18 @@ def test_logprobs_come_for_who_asked(model):
 
 def test_blocks_fill_what_the_memory_share_leaves_and_a_step_still_fits(model, cuda):
     total = torch.cuda.get_device_properties(cuda).total_memory
-    free = torch.cuda.mem_get_info(cuda)[0]
-    share = 1 - free / total + 4 * 2**30 / total  # four GiB more than is taken now
-    loop = Loop(model("tiny-qwen3"), blocks=0, memory_share=share)
+
+    def taken_by_others():
+        return total - torch.cuda.mem_get_info(cuda)[0] - torch.cuda.memory_reserved(cuda)
+
+    for _ in range(20):  # tests beside this one take and give back memory of the same GPU
+        others = taken_by_others()
+        share = (others + torch.cuda.memory_reserved(cuda) + 4 * 2**30) / total
+        loop = Loop(model("tiny-qwen3"), blocks=0, memory_share=share)
+        if abs(taken_by_others() - others) < 2**28:
+            break
+    else:
+        pytest.skip("others of this GPU took or gave back memory in each of 20 tries")
     assert 1.5 * 2**30 < loop.pool.num_blocks * loop.pool.block_bytes < 4 * 2**30
     sequences = [loop.add(prompt(60, n), COUNT) for n in range(8)]
     loop.finish(sequences, COUNT)
