@@ -1,19 +1,21 @@
 """What the HTTP gateway adds to an answer: beside the same requests by PoolClient, turn by turn.
 
-One request at a time, over an idle worker and open connections. `json` is a whole answer of one
-token; `stream` ends at the first event of many. Beside it, in the same turns, a bare uvicorn
-application is asked, and with `--peer` other routers in front of that one. Before each of them
-goes a request by PoolClient: all find the machine as a pool leaves it, caches cold, which costs
-more than asking the same thing again and again. What a hop adds is told from what it stands
-before: PoolClient for the gateway, the bare application for a router.
+One request at a time, or some at once (`--at-once`), over an idle worker and open connections.
+`json` is a whole answer of one token; `stream` ends at the first event of many. Beside it, in the
+same turns, a bare uvicorn application is asked, and with `--peer` other routers in front of that
+one. Before each of them go as many requests by PoolClient: all find the machine as a pool leaves
+it, caches cold, which costs more than asking the same thing again and again. What a hop adds is
+told from what it stands before: PoolClient for the gateway, the bare application for a router.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -31,6 +33,8 @@ STREAMED_TOKENS = 8
 WARM_TURNS = 50
 READY_S = 30.0
 KINDS = (("json", 1, False), ("stream", STREAMED_TOKENS, True))
+
+Row = dict[str, Any]
 
 
 async def _port(processes: Processes) -> int:
@@ -55,47 +59,61 @@ async def _direct(pool: PoolClient, *, tokens: int, stream: bool) -> float:
     return first_s if stream else time.perf_counter() - began_s
 
 
-def _rows(what: str, times_s: dict[str, list[float]]) -> list[dict[str, Any]]:
+def _rows(what: str, times_s: dict[str, list[float]]) -> list[Row]:
     """Return a row a way: its median, and what it adds to the way that it stands before."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for way, took_s in times_s.items():
-        row = {"what": what, "way": way, "p50_us": median(took_s) * 1e6}
-        row["p90_us"] = quantiles(took_s, n=10)[-1] * 1e6
+        p50_us, p90_us = median(took_s) * 1e6, quantiles(took_s, n=10)[-1] * 1e6
+        row: Row = {"what": what, "way": way, "p50_us": p50_us, "p90_us": p90_us}
         if way not in ("direct", "bare"):
             behind = "direct" if way == "gateway" else "bare"
-            row["added_p50_us"] = row["p50_us"] - median(times_s[behind]) * 1e6
+            row["added_p50_us"] = p50_us - median(times_s[behind]) * 1e6
         rows.append(row)
     return rows
 
 
-async def measure(requests: int, peers: Sequence[str]) -> list[dict[str, Any]]:
+Asked = Callable[[], Awaitable[float]]
+"""Sends a request and returns the seconds it took."""
+
+
+async def _times(ways: Mapping[str, Sequence[Asked]], turns: int) -> dict[str, list[float]]:
+    """Return the seconds of each way's requests: as many at once as it has askers, ways in turn."""
+    times_s: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(turns):
+        for way in (way for way in ways if way != "direct"):
+            for one in ("direct", way):
+                times_s[one] += await asyncio.gather(*(ask() for ask in ways[one]))
+    return times_s
+
+
+async def measure(requests: int, at_once: Sequence[int], peers: Sequence[str]) -> list[Row]:
     """Print and return a row for each way of whole answers, and of first events."""
     rows = []
     async with (
         running_pool(MODEL, [["benchmarks.idle_worker"]]) as processes,
-        running_peers(processes.folder, peers) as others,
+        running_peers(processes.folder, peers, max(at_once)) as others,
         PoolClient(processes.url) as pool,
     ):
-        callers = {"gateway": await Caller.to(await _port(processes)), **others}
-        for what, tokens, stream in KINDS:
-            times_s: dict[str, list[float]] = {way: [] for way in ("direct", *callers)}
-            for turn in range(WARM_TURNS + requests):
-                if turn == WARM_TURNS:
-                    before_s = processes.cpu_s()["gateway"]
-                for way, caller in callers.items():
-                    took_s = {"direct": await _direct(pool, tokens=tokens, stream=stream)}
-                    took_s[way] = await caller.seconds(tokens=tokens, stream=stream)
-                    if turn >= WARM_TURNS:
-                        for one, seconds in took_s.items():
-                            times_s[one].append(seconds)
-            cpu_us = (processes.cpu_s()["gateway"] - before_s) / requests * 1e6
+        port = await _port(processes)
+        gateway = [await Caller.to(port) for _ in range(max(at_once))]
+        for count, (what, tokens, stream) in itertools.product(at_once, KINDS):
+            direct = partial(_direct, pool, tokens=tokens, stream=stream)
+            ways: dict[str, Sequence[Asked]] = {"direct": [direct] * count}
+            for way, callers in {"gateway": gateway, **others}.items():
+                ways[way] = [partial(c.seconds, tokens=tokens, stream=stream) for c in callers]
+                ways[way] = ways[way][:count]
+            await _times(ways, WARM_TURNS)
+            before_s = processes.cpu_s()["gateway"]
+            times_s = await _times(ways, max(1, requests // count))
+            asked = len(times_s["gateway"])
+            cpu_us = (processes.cpu_s()["gateway"] - before_s) / asked * 1e6
             for row in _rows(what, times_s):
                 if row["way"] == "gateway":
                     row["cpu_us"] = cpu_us
-                rows.append({"requests": requests, **row})
+                rows.append({"requests": asked, "at_once": count, **row})
                 added = f", adds {row['added_p50_us']:.0f}" if "added_p50_us" in row else ""
                 click.echo(
-                    f"{what:7}{row['way']:14} p50 {row['p50_us']:6.0f} us, "
+                    f"{what:7}{row['way']:14} {count:3} at once: p50 {row['p50_us']:6.0f} us, "
                     f"p90 {row['p90_us']:6.0f}{added}"
                 )
             click.echo(f"{what:7}gateway CPU {cpu_us:.0f} us a request")
@@ -104,9 +122,10 @@ async def measure(requests: int, peers: Sequence[str]) -> list[dict[str, Any]]:
 
 @click.command()
 @click.option("--requests", default=1000, show_default=True, help="Each way, of each kind.")
+@click.option("--at-once", multiple=True, default=(1,), show_default=True, help="Again for more.")
 @click.option("--peer", "peers", multiple=True, help="Command of a router to compare; repeatable.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the rows here too.")
-def main(requests: int, peers: tuple[str, ...], out: Path | None) -> None:
+def main(requests: int, at_once: tuple[int, ...], peers: tuple[str, ...], out: Path | None) -> None:
     """Print what the gateway adds to a whole answer, and to the first event of a stream.
 
     A peer is a router of others, from an environment of its own:
@@ -117,7 +136,7 @@ def main(requests: int, peers: tuple[str, ...], out: Path | None) -> None:
       python -m benchmarks.micro.gateway --peer /tmp/vllm-router/bin/vllm-router \\
         --peer "/tmp/sglang-router/bin/sglang-router launch"
     """
-    rows = uvloop.run(measure(requests, peers))
+    rows = uvloop.run(measure(requests, at_once, peers))
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -76,7 +76,9 @@ def _start(running: AsyncExitStack, argv: Sequence[str], log: Path) -> subproces
     return child
 
 
-async def _started(running: AsyncExitStack, argv: Sequence[str], port: int, log: Path) -> Caller:
+async def _started(
+    running: AsyncExitStack, argv: Sequence[str], port: int, log: Path, connections: int
+) -> list[Caller]:
     """Start a program and connect once it answers; it ends with `running`."""
     child = _start(running, argv, log)
     async with asyncio.timeout(READY_S):
@@ -87,29 +89,33 @@ async def _started(running: AsyncExitStack, argv: Sequence[str], port: int, log:
             except (OSError, EOFError, Refused):
                 await asyncio.sleep(0.2)
             else:
-                return caller
+                return [caller] + [await Caller.to(port) for _ in range(connections - 1)]
     said = await asyncio.to_thread(log.read_text)
     raise SystemExit(f"{argv[0]} ended before it answered:\n{said[-2000:]}")
 
 
 @asynccontextmanager
-async def running_peers(folder: Path, commands: Sequence[str]) -> AsyncIterator[dict[str, Caller]]:
-    """Yield a connection to the bare application, as `bare`, and one to each router before it.
+async def running_peers(
+    folder: Path, commands: Sequence[str], connections: int
+) -> AsyncIterator[dict[str, list[Caller]]]:
+    """Yield connections to the bare application, as `bare`, and to each router before it.
 
     Args:
         folder: for logs.
         commands: each starts a router, which gets the name of its program.
+        connections: to each.
     """
     async with AsyncExitStack() as running:
         port = _free_port()
         argv = [sys.executable, "-m", "uvicorn", f"{__name__}:stub", "--port", str(port)]
         argv += ["--log-level", "warning", "--no-access-log", "--http", "httptools"]
-        callers = {"bare": await _started(running, argv, port, folder / "bare.log")}
+        callers = {"bare": await _started(running, argv, port, folder / "bare.log", connections)}
         for command in commands:
             argv, door = shlex.split(command), _free_port()
             name = Path(argv[0]).name
             argv += ["--host", "127.0.0.1", "--port", str(door), "--policy", "round_robin"]
             argv += ["--worker-urls", f"http://127.0.0.1:{port}"]
             argv += ["--prometheus-port", str(_free_port())]
-            callers[name] = await _started(running, argv, door, folder / f"{name}.log")
+            log = folder / f"{name}.log"
+            callers[name] = await _started(running, argv, door, log, connections)
         yield callers
