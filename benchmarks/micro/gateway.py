@@ -2,10 +2,11 @@
 
 One request at a time, or some at once (`--at-once`), over an idle worker and open connections.
 `json` is a whole answer of one token; `stream` ends at the first event of many. Beside it, in the
-same turns, a bare uvicorn application is asked, and with `--peer` other routers in front of that
-one. Before each of them go as many requests by PoolClient: all find the machine as a pool leaves
-it, caches cold, which costs more than asking the same thing again and again. What a hop adds is
-told from what it stands before: PoolClient for the gateway, the bare application for a router.
+same turns, a socket is asked that answers unread, a bare uvicorn application, and with `--peer`
+other routers in front of that one. Before each of them go as many requests by PoolClient: all find
+the machine as a pool leaves it, caches cold, which costs more than asking the same thing again and
+again. What a hop adds is told from what it stands before: PoolClient for the gateway, the bare
+application for a router.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _rows(what: str, times_s: dict[str, list[float]]) -> list[Row]:
     for way, took_s in times_s.items():
         p50_us, p90_us = median(took_s) * 1e6, quantiles(took_s, n=10)[-1] * 1e6
         row: Row = {"what": what, "way": way, "p50_us": p50_us, "p90_us": p90_us}
-        if way not in ("direct", "bare"):
+        if way not in ("direct", "socket", "bare"):
             behind = "direct" if way == "gateway" else "bare"
             row["added_p50_us"] = p50_us - median(times_s[behind]) * 1e6
         rows.append(row)

@@ -1,7 +1,8 @@
-"""What the gateway is measured beside: a bare uvicorn application, and other routers before it.
+"""What the gateway is measured beside: a socket, a bare uvicorn application, routers before it.
 
-The application answers completions at once: the least that an HTTP server of this kind costs. A
-router is any program that takes `--host --port --worker-urls --policy --prometheus-port`, as
+The socket answers anything at once, unread: it costs what waking two processes does. The
+application answers completions at once: the least that an HTTP server of this kind costs. A router
+is any program that takes `--host --port --worker-urls --policy --prometheus-port`, as
 `vllm-router` and `sglang-router launch` do.
 """
 
@@ -98,7 +99,7 @@ async def _started(
 async def running_peers(
     folder: Path, commands: Sequence[str], connections: int
 ) -> AsyncIterator[dict[str, list[Caller]]]:
-    """Yield connections to the bare application, as `bare`, and to each router before it.
+    """Yield connections to a mere socket, to the bare application, and to each router before it.
 
     Args:
         folder: for logs.
@@ -106,10 +107,14 @@ async def running_peers(
         connections: to each.
     """
     async with AsyncExitStack() as running:
+        door = _free_port()
+        argv = [sys.executable, "-m", "benchmarks.micro.gateway_socket", str(door)]
+        log = folder / "socket.log"
+        callers = {"socket": await _started(running, argv, door, log, connections)}
         port = _free_port()
         argv = [sys.executable, "-m", "uvicorn", f"{__name__}:stub", "--port", str(port)]
         argv += ["--log-level", "warning", "--no-access-log", "--http", "httptools"]
-        callers = {"bare": await _started(running, argv, port, folder / "bare.log", connections)}
+        callers["bare"] = await _started(running, argv, port, folder / "bare.log", connections)
         for command in commands:
             argv, door = shlex.split(command), _free_port()
             name = Path(argv[0]).name
