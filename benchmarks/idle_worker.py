@@ -36,6 +36,10 @@ class IdlePlant:
         """Count the chunks that sample."""
         self._counts.append(len(batch.samples))
 
+    def ready(self) -> bool:
+        """It always is."""
+        return True
+
     def collect(self) -> Sampled:
         """Return a token for each of them."""
         count = self._counts.popleft()

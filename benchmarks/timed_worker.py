@@ -62,6 +62,10 @@ class TimedPlant:
             self._profiler = None
         self._inner.launch(batch)
 
+    def ready(self) -> bool:
+        """Pass on whether it is."""
+        return self._inner.ready()
+
     def collect(self) -> Sampled:
         """Pass the tokens back."""
         sampled = self._inner.collect()

@@ -35,7 +35,8 @@ class PaperPlant:
         self._size = block_size
         self._step_s = step_s
         self._drawn: list[int] = []
-        self._under_way: deque[list[int]] = deque()
+        self._under_way: deque[tuple[list[int], float]] = deque()
+        self._done_s = 0.0
 
     def launch(self, batch: Batch) -> None:
         """Write every chunk's tokens, then draw for each that samples."""
@@ -47,12 +48,17 @@ class PaperPlant:
                 block = sequence.block_table[place // self._size]
                 self._slots[block][place % self._size] = token
         self._drawn = [self._draw(chunk) for chunk in batch.samples]
-        self._under_way.append(self._drawn)
+        self._done_s = max(time.monotonic(), self._done_s) + self._step_s
+        self._under_way.append((self._drawn, self._done_s))
+
+    def ready(self) -> bool:
+        """Whether the time of the oldest step under way is over."""
+        return time.monotonic() >= self._under_way[0][1]
 
     def collect(self) -> Sampled:
         """Return what the oldest batch under way drew, after the time of a step."""
-        time.sleep(self._step_s)
-        drawn = self._under_way.popleft()
+        drawn, done_s = self._under_way.popleft()
+        time.sleep(max(0.0, done_s - time.monotonic()))
         return Sampled(tokens=drawn, logprobs=[None] * len(drawn))
 
     def _draw(self, chunk: Chunk) -> int:

@@ -12,7 +12,7 @@ from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Inbox
 from tests.store.pool import begin
-from workers.daemon.engine import Abort, Add
+from workers.daemon.commands import Abort, Add
 from workers.daemon.inbox import WorkerInbox
 
 PROMPT = list(range(8))

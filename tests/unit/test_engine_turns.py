@@ -11,11 +11,13 @@ from benchmarks.idle_worker import IdlePlant, decode
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.messages import Dispatch, Payload
 from lmpoold.protocol.request import Sampling
+from workers.core.batch import Sampled
 from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
-from workers.daemon import engine as engine_module
+from workers.daemon import commands as commands_module
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Abort, Add, Engine, Reset, Stop
+from workers.daemon.commands import Abort, Add, Handover, Reset, Stop
+from workers.daemon.engine import Engine, Plant
 from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.report import StepReport
 
@@ -26,7 +28,7 @@ ROOT = domain_root("model", BLOCK)
 class Driven:
     """An engine over a model that answers at once, and everything it reported."""
 
-    def __init__(self, blocks: int, *, lookahead: int = 0) -> None:
+    def __init__(self, blocks: int, *, lookahead: int = 0, plant: Plant | None = None) -> None:
         self.reports: list[StepReport] = []
         self._said = threading.Condition()
         self._ended: set[str] = set()
@@ -40,13 +42,14 @@ class Driven:
         )
         self.engine = Engine(
             scheduler,
-            IdlePlant(),
+            plant or IdlePlant(),
             vocabulary=Vocabulary(decode, {}),
             root=lambda _: ROOT,
             decode_weight=8,
             clock_offset_s=0.0,
             report=self._take,
             metrics=WorkerMetrics(CollectorRegistry()),
+            check=True,
         )
         self.engine.start()
 
@@ -89,7 +92,7 @@ def test_no_step_waits_for_a_command(monkeypatch):
             waits.append(timeout if block else 0.0)
             return super().get(block, timeout)
 
-    monkeypatch.setattr(engine_module.queue, "SimpleQueue", Watched)
+    monkeypatch.setattr(commands_module.queue, "SimpleQueue", Watched)
     engine = Driven(64)
     steps = len(engine.ask("a", [1, 2, 3], 200))
     engine.close()
@@ -147,3 +150,48 @@ def test_a_request_that_was_held_back_is_ended_without_a_step(driven):
     (end,) = [end for report in driven.reports for end in report.ended if end.id == "held"]
     assert (end.entry, end.state, end.output_tokens) == ("1-0", "cancelled", 0)
     assert driven.pool.free == driven.pool.num_blocks - driven.pool.reclaimable
+
+
+class SlowPlant(IdlePlant):
+    """Ends its steps when a test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = threading.Event()
+        self.done.set()
+
+    def ready(self) -> bool:
+        return self.done.is_set()
+
+    def collect(self) -> Sampled:
+        assert self.done.wait(30)
+        return super().collect()
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_blocks_are_handed_over_while_a_long_step_computes(monkeypatch, lookahead):
+    plant = SlowPlant()
+    driven = Driven(64, lookahead=lookahead, plant=plant)
+    driven.ask("before", list(range(40)), 1)
+    driven.engine.pace.prefill_us = 1e6  # a step of 40 tokens should take 40 seconds
+    plant.done.clear()
+    sampling = Sampling(max_tokens=2, ignore_eos=True)
+    for name in ("long", "behind it"):
+        payload = Payload(client=name, prompt_tokens=40, sampling=sampling)
+        tokens = [ord(letter) for letter in name[:1] * 40]
+        driven.engine.tell(Add(Dispatch("1-0", name, 0, 0, payload, tokens)))
+    reserved: queue.Queue = queue.Queue()
+    driven.engine.tell(
+        Handover(lambda handoff, _: handoff.reserve("p", ("ab" * 16,)), reserved.put)
+    )
+    assert reserved.get(timeout=10).first == 0
+    assert "long" not in driven._ended, "its step has not ended, nor has it to"
+    last: queue.Queue = queue.Queue()
+    driven.engine.tell(Handover(lambda handoff, _: handoff.settle("p"), last.put, after_steps=True))
+    with pytest.raises(queue.Empty):
+        last.get(timeout=0.1)
+    plant.done.set()
+    last.get(timeout=10)
+    with driven._said:
+        assert driven._said.wait_for(lambda: {"long", "behind it"} <= driven._ended, 30)
+    driven.close()

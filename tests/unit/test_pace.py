@@ -39,3 +39,14 @@ def test_no_sample_is_beyond_reason():
     for _ in range(2):
         pace.observe(16, 0, 1e9)
     assert pace.prefill_us == MOST_US
+
+
+def test_a_step_is_expected_to_take_what_ones_like_it_took():
+    pace = Pace()
+    assert (pace.expect_s(1000, 0), pace.expect_s(0, 8)) == (0.0, 0.0)
+    for _ in range(2):
+        pace.observe(1000, 0, 0.01)
+    pace.observe(0, 8, 0.003)
+    assert pace.expect_s(2000, 0) == pytest.approx(0.02)
+    assert pace.expect_s(1990, 10) == pytest.approx(0.02)
+    assert pace.expect_s(0, 9) == pytest.approx(0.003)

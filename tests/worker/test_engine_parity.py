@@ -17,7 +17,8 @@ from workers.core.batch import Batch, Sampled
 from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Abort, Add, Engine, Reset, Stop
+from workers.daemon.commands import Abort, Add, Reset, Stop
+from workers.daemon.engine import Engine
 from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.plant import ModelPlant
 from workers.daemon.report import StepReport
@@ -41,6 +42,9 @@ class Watched:
     def launch(self, batch: Batch) -> None:
         self.batches.append(batch)
         self._plant.launch(batch)
+
+    def ready(self) -> bool:
+        return self._plant.ready()
 
     def collect(self) -> Sampled:
         return self._plant.collect()

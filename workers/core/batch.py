@@ -47,6 +47,11 @@ class Batch:
         return self.decodes + self.prefills
 
     @property
+    def prefill_tokens(self) -> int:
+        """How many prompt tokens it computes."""
+        return sum(chunk.length for chunk in self.prefills)
+
+    @property
     def samples(self) -> tuple[Chunk, ...]:
         """The chunks that sample a token, in row order."""
         return self.decodes + tuple(chunk for chunk in self.prefills if chunk.samples)

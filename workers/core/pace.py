@@ -1,8 +1,9 @@
-"""How fast this worker prefills, learnt from its own steps.
+"""How fast this worker computes, learnt from its own steps.
 
 The first step of a new shape compiles, captures or allocates, so it says nothing about the next
 one: of each power-of-two bucket of tokens the first is left out. So are steps whose decode rows
-outweigh their prefill. The rate follows the rest by an average that forgets, both ways.
+outweigh their prefill. The rate follows the rest by an average that forgets, both ways. Steps that
+only decode are told apart: they take much the same time as the one before.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Pace:
         """Know nothing yet."""
         self.prefill_us: float | None = None
         self.samples = 0
+        self._decode_s = 0.0
         self._met: set[int] = set()
 
     def observe(self, prefill_tokens: int, decode_rows: int, took_s: float) -> None:
@@ -35,6 +37,8 @@ class Pace:
             decode_rows: sequences it gave their next token.
             took_s: seconds, the model's work alone.
         """
+        if not prefill_tokens:
+            self._decode_s = took_s
         if prefill_tokens < 4 * max(1, decode_rows):
             return
         bucket = prefill_tokens.bit_length()
@@ -47,3 +51,9 @@ class Pace:
         else:
             self.prefill_us += WEIGHT * (sample - self.prefill_us)
         self.samples += 1
+
+    def expect_s(self, prefill_tokens: int, decode_rows: int) -> float:
+        """Return how long such a step should take, in seconds; 0.0 where nothing is known of it."""
+        if not prefill_tokens:
+            return self._decode_s
+        return 1e-6 * (prefill_tokens + decode_rows) * (self.prefill_us or 0.0)

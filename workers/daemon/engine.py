@@ -1,20 +1,20 @@
 """The engine thread: schedule, run the model, report. It never touches Redis.
 
 Commands come in by a queue, reports go out by a callback; these are the only two places where the
-thread and the event loop meet. The thread blocks on the queue only while it has nothing to do.
+thread and the event loop meet. The thread waits for the queue while it has nothing to do, and while
+the device is far from done: a transfer plan gets its blocks then, not when a long step is over.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.messages import Dispatch, Output
@@ -25,11 +25,17 @@ from workers.core.pace import Pace
 from workers.core.schedule import Scheduler
 from workers.core.sequence import Sequence as Progress
 from workers.daemon.answers import Answer, Vocabulary, logprobs_text
+from workers.daemon.commands import Abort, Add, Command, Commands, Handover, Reset, Stop
 from workers.daemon.metrics import WorkerMetrics
 from workers.daemon.report import StepReport
 
 STALL_S = 0.002
 """How often a scheduler that has work and no blocks for it is asked again."""
+LONG_S = 0.004
+"""During steps from so long on blocks are handed over; the end of a shorter one is near anyway."""
+LOOK_S = 0.001
+"""How often the device is asked, during such a step, whether it is done already. So long before it
+should be, the thread waits for the device alone: looking would notice the end late."""
 
 
 class Plant(Protocol):
@@ -39,66 +45,13 @@ class Plant(Protocol):
         """Start to compute a batch; one more may be under way."""
         ...
 
+    def ready(self) -> bool:
+        """Whether `collect` would not wait."""
+        ...
+
     def collect(self) -> Sampled:
         """Return what the oldest batch under way drew, waiting for it."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Take a request in."""
-
-    dispatch: Dispatch
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End a request with an error, or drop it without a word (`code` empty).
-
-    Attributes:
-        held: the request itself, if it was not handed over yet: it is taken in to be ended.
-    """
-
-    id: str
-    code: str = ""
-    message: str = ""
-    held: Dispatch | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Report the whole page table, under `epoch` from now on.
-
-    With `forget` every request is dropped without a word: the rank was fenced, they run elsewhere.
-    """
-
-    epoch: str
-    forget: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """Do something to the blocks held for transfer plans, between two steps.
-
-    Attributes:
-        act: gets the handoff and the pool's clock.
-        done: called with its result, on this thread.
-        after_steps: wait for the steps under way first, so that what they compute is in the pool.
-            Giving blocks out does not need it: a block is free only when no step under way can
-            touch it any more (`UnderWay`).
-    """
-
-    act: Callable[[Handoff, float], Any]
-    done: Callable[[Any], None]
-    after_steps: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the thread."""
-
-
-Command = Add | Abort | Reset | Handover | Stop
 
 
 @dataclass(slots=True)
@@ -160,7 +113,7 @@ class Engine:
         self._handoff = Handoff(scheduler.pool)
         self.pace = Pace()
         self.shortage_blocks = 0
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands = Commands()
         self._answers: dict[str, Answer] = {}
         self._deadlines: list[tuple[int, str, int]] = []
         self._arrivals = itertools.count()
@@ -179,7 +132,6 @@ class Engine:
     def tell(self, command: Command) -> None:
         """Hand a command over, from any thread."""
         self._commands.put(command)
-        time.sleep(0)  # lets the engine have the interpreter now, not when this thread next waits
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread after Stop; False if it still runs."""
@@ -224,9 +176,8 @@ class Engine:
         elif self._stalled:
             wait_s = STALL_S
         while True:
-            try:
-                command = self._commands.get(block=wait_s != 0.0, timeout=wait_s)
-            except queue.Empty:
+            command = self._commands.get(wait_s)
+            if command is None:
                 return True
             wait_s = 0.0
             if self._moved_s is None:
@@ -245,15 +196,18 @@ class Engine:
                         self._out = _Outbox()
                     self._epoch = epoch
                     self._out.snapshot = True
-                case Handover(act, done, after_steps):
-                    while after_steps and self._under_way:
+                case Handover():
+                    while command.after_steps and self._under_way:
                         self._take_in()
-                    done(act(self._handoff, time.monotonic()))
-                    if self._check:
-                        self._scheduler.check()
-                        self._handoff.check()
+                    self._hand_over(command)
                 case Stop():
                     return False
+
+    def _hand_over(self, handover: Handover) -> None:
+        handover.done(handover.act(self._handoff, time.monotonic()))
+        if self._check:
+            self._scheduler.check()
+            self._handoff.check()
 
     def _add(self, dispatch: Dispatch) -> None:
         if dispatch.id in self._answers:
@@ -322,7 +276,20 @@ class Engine:
         if len(self._under_way) > (self._scheduler.lookahead if launched else 0):
             self._take_in()
 
+    def _hand_over_meanwhile(self) -> None:
+        """Carry out handovers until the step should soon be done."""
+        batch, launched_s = self._under_way[0]
+        long_s = self.pace.expect_s(batch.prefill_tokens, len(batch.decodes))
+        if long_s < LONG_S:
+            return
+        until_s = max(launched_s, self._collected_s) + long_s - LOOK_S
+        while (left_s := until_s - time.monotonic()) > 0 and not self._plant.ready():
+            handover = self._commands.handover(min(LOOK_S, left_s))
+            if handover is not None:
+                self._hand_over(handover)
+
     def _take_in(self) -> None:
+        self._hand_over_meanwhile()
         batch, launched_s = self._under_way.popleft()
         sampled = self._plant.collect()
         self._moved_s = now_s = time.monotonic()
@@ -347,7 +314,7 @@ class Engine:
                 )
 
     def _learn(self, batch: Batch, took_s: float) -> None:
-        tokens = sum(chunk.length for chunk in batch.prefills)
+        tokens = batch.prefill_tokens
         self.pace.observe(tokens, len(batch.decodes), took_s)
         self._metrics.stepped(tokens, len(batch.decodes), took_s)
 

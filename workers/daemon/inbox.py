@@ -11,7 +11,7 @@ from lmpoold.protocol.transfer import PlanOrder
 from lmpoold.shell.observe import log_request
 from lmpoold.store.scripts import PoolStore
 from lmpoold.store.streams import Entry, Inbox
-from workers.daemon.engine import Abort, Add, Command, Handover
+from workers.daemon.commands import Abort, Add, Command, Handover
 from workers.daemon.transfers import Transfers
 
 log = logging.getLogger(__name__)

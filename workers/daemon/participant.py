@@ -23,7 +23,7 @@ from lmpoold.protocol.transfer import SETTLED, Mode, Phase, PlanOrder, Role, Why
 from lmpoold.shell.steady import LOST, is_lost
 from lmpoold.store.plans import PlanStore
 from workers.core.handoff import Handoff, Pinned, Refusal, Reserved, names_agree
-from workers.daemon.engine import Command, Handover
+from workers.daemon.commands import Command, Handover
 from workers.transport.port import Move, Transport
 
 log = logging.getLogger(__name__)

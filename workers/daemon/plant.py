@@ -66,6 +66,10 @@ class ModelPlant:
         """Start to compute a batch, and to draw a token for each chunk that samples."""
         self._under_way.append(self.runner.launch(*rows_of(batch)))
 
+    def ready(self) -> bool:
+        """Whether `collect` would not wait."""
+        return self._under_way[0].ready()
+
     def collect(self) -> Sampled:
         """Return what the oldest batch launched and not collected drew, waiting for it."""
         return self._under_way.popleft().result()

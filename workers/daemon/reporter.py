@@ -11,7 +11,8 @@ from lmpoold.protocol.views import PageEntry
 from lmpoold.shell.observe import log_request
 from lmpoold.store.said import delta_args, emit_args
 from lmpoold.store.scripts import PoolStore
-from workers.daemon.engine import Abort, Engine, Reset
+from workers.daemon.commands import Abort, Reset
+from workers.daemon.engine import Engine
 from workers.daemon.report import Backlog, StepReport
 
 

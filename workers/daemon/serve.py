@@ -26,7 +26,8 @@ from lmpoold.store.streams import Inbox
 from workers.core.blocks import BlockPool
 from workers.core.schedule import Scheduler
 from workers.daemon.answers import Vocabulary
-from workers.daemon.engine import Engine, Handover, Plant, Reset, Stop
+from workers.daemon.commands import Handover, Reset, Stop
+from workers.daemon.engine import Engine, Plant
 from workers.daemon.foreground import Foreground
 from workers.daemon.heartbeat import Heartbeat
 from workers.daemon.inbox import WorkerInbox

@@ -14,7 +14,7 @@ from lmpoold.protocol.errors import Conflict
 from lmpoold.protocol.messages import Dispatch
 from lmpoold.protocol.transfer import Phase, PlanOrder
 from lmpoold.store.plans import PlanStore
-from workers.daemon.engine import Add, Command, Handover
+from workers.daemon.commands import Add, Command, Handover
 from workers.daemon.holding import Holding
 from workers.daemon.participant import EpochOver, Participant, Site
 from workers.transport.port import Transport

@@ -73,6 +73,10 @@ class DeviceInFlight:
         self._logprobs = logprobs
         self._sampled: Sampled | None = None
 
+    def ready(self) -> bool:
+        """Whether the host has what the step drew."""
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def result(self) -> Sampled:
         """Return what the step drew, waiting until the host has it."""
         if self._sampled is None:

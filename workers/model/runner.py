@@ -24,6 +24,10 @@ from workers.model.weights import LoadedModel
 class InFlight(Protocol):
     """A step that was launched."""
 
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
     def result(self) -> Sampled:
         """Return what it drew, waiting until the host has it."""
         ...
@@ -47,6 +51,10 @@ class Done:
     """A step that was computed when it was launched."""
 
     sampled: Sampled
+
+    def ready(self) -> bool:
+        """It is."""
+        return True
 
     def result(self) -> Sampled:
         """Return what it drew."""
