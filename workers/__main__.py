@@ -33,7 +33,7 @@ from workers.daemon.settings import WorkerConfig
 @click.option("--block-size", default=0, help="0 takes the pool's; another one is refused.")
 @click.option("--threads", default=max(1, (os.cpu_count() or 2) // 2), help="CPU threads.")
 @click.option("--max-num-seqs", default=0, help="That run at once; 0: 64, 256 on a GPU.")
-@click.option("--max-batched-tokens", default=0, help="A step's most; 0: 512, 2048 on a GPU.")
+@click.option("--max-batched-tokens", default=0, help="A step's most; 0: 512, 8192 on a GPU.")
 @click.option("--lookahead", type=click.IntRange(0, 1), help="Steps ahead; 0, 1 on a GPU.")
 @click.option(
     "--transport",

@@ -23,7 +23,7 @@ def test_a_cpu_keeps_step_and_half_a_gibibyte_of_kv():
 def test_a_gpu_runs_one_step_ahead_and_takes_the_kv_that_fits():
     on = config(device="auto").on("cuda:1")
     assert (on.device, on.lookahead, on.kv_bytes) == ("cuda:1", 1, 0)
-    assert (on.max_num_seqs, on.max_batched_tokens) == (256, 2048)
+    assert (on.max_num_seqs, on.max_batched_tokens) == (256, 8192)
 
 
 def test_what_was_set_stays():

@@ -9,7 +9,7 @@ from lmpoold.protocol.errors import ConfigError
 
 CPU_KV_BYTES = 512 * 2**20
 MAX_NUM_SEQS = {"cpu": 64, "cuda": 256}
-MAX_BATCHED_TOKENS = {"cpu": 512, "cuda": 2048}
+MAX_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 LOOKAHEAD = {"cpu": 0, "cuda": 1}
 
 
