@@ -137,6 +137,54 @@ def test_splits_of_a_sequence_merge_to_the_whole(device, generator, context):
         assert torch.allclose(other, outs[0], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.better(19)
+@pytest.mark.parametrize("block_size", [16, 48, 256])
+@pytest.mark.parametrize(
+    "case",
+    [[(0, 1)], [(0, 130)], [(63, 2), (64, 65)], [(1000, 3), (5, 2), (700, 150)], [(3000, 64)]],
+    ids=str,
+)
+def test_splits_of_a_tile_merge_to_the_whole(device, generator, case, block_size):
+    from workers.model.triton.prefill import TILE, prefill
+
+    geometry = KVGeometry(layers=1, kv_heads=2, head_dim=64)
+    rows, blocks = lay_out(case, block_size)
+    pool = random_pool(geometry, block_size, blocks, torch.float16, device, generator)
+    pool.data.div_(100)
+
+    def numbers(values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    table = numbers([block for row in rows for block in row.block_table])
+    held = numbers([0] + [len(row.block_table) for row in rows]).cumsum(0).int()
+    starts = numbers([0] + [len(row.tokens) for row in rows]).cumsum(0).int()
+    contexts = numbers([row.context for row in rows])
+    tiles = [
+        (at, query) for at, row in enumerate(rows) for query in range(0, len(row.tokens), TILE)
+    ]
+    tile_rows, tile_begins = numbers([*tiles, (-1, 0)]).T.contiguous()
+    q = torch.randn(int(starts[-1]) + 2, 4, 64, generator=generator, device=device).half()
+    outs = []
+    for splits in (1, 2, 8):
+        out = torch.full_like(q, 7.0)
+        where = (table, held, contexts, starts, tile_rows, tile_begins)
+        prefill(q, pool.layer(0), *where, out, scale=0.125, splits=splits)
+        outs.append(out)
+    assert (outs[0][-2:] == 7.0).all(), "what no tile asks for is left alone"
+    for other in outs[1:]:
+        assert torch.allclose(other, outs[0], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "splits"),
+    [(1, 16, 8), (200, 16, 2), (256, 16, 2), (512, 16, 1), (70, 64, 1)],
+)
+def test_only_short_steps_are_split(tokens, heads, splits):
+    from workers.model.triton.prefill import choose_tile_splits
+
+    assert choose_tile_splits(tokens, heads, 132) == splits
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("normed", [True, False])

@@ -11,7 +11,7 @@ from workers.model.batch import StepInput
 from workers.model.kv import KVPool, LayerKV
 from workers.model.packing import DeviceStep
 from workers.model.triton.decode import choose_splits, decode
-from workers.model.triton.prefill import TILE, prefill
+from workers.model.triton.prefill import TILE, choose_tile_splits, prefill
 from workers.model.triton.write import write
 
 HEAD_DIMS = (16, 32, 64, 128)
@@ -103,5 +103,6 @@ class TritonBackend:
                 step.tile_begins,
                 out,
                 scale=scale,
+                splits=choose_tile_splits(*q.shape[:2], self._processors),
             )
         return out
