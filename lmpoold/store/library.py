@@ -18,6 +18,7 @@ PARTS = (
     "plan",
     "fetch",
     "carry",
+    "terms",
     "route",
     "gate",
     "dispatch",

@@ -26,16 +26,26 @@ local function hops(g, origin, rank)
   return g.near[origin] and g.near[origin][rank] and 1 or 2
 end
 
--- Note on row `c` what the request costs there whatever the rank holds: what goes before it, the way
--- from its origin, what is in flight there, and from which depth on a lease counts; and how many of its
--- blocks are free, and how many can be had.
-local function approach(g, r, rank, c, fly, lease)
-  local ahead, room = c.wait_tok + c.resv_tok, c.free - c.resv
-  if r.priority > 0 then ahead = ahead * g.w_urgent end
-  c.rank, c.queue = rank, g.w_wait * ahead + g.w_run * c.run_tok + g.w_seq * c.run
+-- Note on row `c` what it says by itself: the work that goes before a request, and how many blocks are
+-- free and can be had. It counts until the row or `g` changes.
+local function weigh(g, c)
+  local room = c.free - c.resv
+  c.ahead = c.wait_tok + c.resv_tok
+  c.load = g.w_wait * c.ahead + g.w_run * c.run_tok + g.w_seq * c.run
   c.room, c.most = room > 0 and room or 0, room + c.reclaim
-  c.hop = r.origin and g.w_hop * hops(g, r.origin, rank) or 0
-  c.fly = fly and fly[rank] or 0
+  c.weighed, c.said_queue = g, nil
+end
+
+-- Note on row `c` what the request costs there whatever the rank holds: what goes before it, the way
+-- from its origin, what is in flight there, and from which depth on a lease counts.
+local function approach(g, r, rank, c, fly, lease)
+  if c.weighed ~= g then weigh(g, c) end
+  local queue, hop = c.load, 0
+  if r.priority > 0 then
+    queue = g.w_wait * (c.ahead * g.w_urgent) + g.w_run * c.run_tok + g.w_seq * c.run
+  end
+  if r.origin then hop = g.w_hop * hops(g, r.origin, rank) end
+  c.rank, c.queue, c.hop, c.fly = rank, queue, hop, fly and fly[rank] or 0
   c.lease_from = lease and leased(lease, rank, c) and lease.depth or nil
 end
 

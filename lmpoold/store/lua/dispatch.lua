@@ -55,7 +55,7 @@ local function route_one(g, cache, r)
   if c.fly < n then take_off(r.hashes, n, hit, rank, max(r.now, c.born)) end
   seen[P .. rank] = nil  -- it no longer is what its text says, until written
   local work = floor(max(1, r.ntok - c.deep * g.block_size) + g.w_decode * r.nmax)
-  c.resv, c.resv_tok = c.resv + need, c.resv_tok + work
+  c.resv, c.resv_tok, c.weighed = c.resv + need, c.resv_tok + work, nil
   c.promised = c.promised or {}
   local promised = c.promised
   promised[#promised + 1] = r.id .. '.' .. r.attempt

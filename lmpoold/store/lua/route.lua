@@ -76,7 +76,7 @@ end
 
 -- The row that takes the request, or nil; why; and what was known of each candidate.
 local function choose(g, rows, r, ranks, n, lease)
-  local fly, live, terms = in_flight(g, rows, r.hashes, n, r.now), {}, {}
+  local fly, live = in_flight(g, rows, r.hashes, n, r.now), {}
   for i = 1, #ranks do
     local c = rows[ranks[i]]
     if c and c.live then
@@ -92,20 +92,7 @@ local function choose(g, rows, r, ranks, n, lease)
   end
   local best, spilled = decide(g, live)
   local other = best and not spilled and carried(g, rows, ranks, r, n, live, best)
-  for i = 1, #ranks do
-    local rank, c = ranks[i], rows[ranks[i]]
-    if c and c.live then
-      local text = fmt('%s %d %d %d %d %d %d %s', rank, c.hi, c.need, c.most - c.reclaim, c.reclaim, c.queue,
-        c.cost, c.verdict)
-      if c.pressure > 0 or c.hop > 0 or c.lease > 0 then
-        text = fmt('%s %d %d %d %d', text, c.deep, c.pressure, c.hop, c.lease)
-      elseif c.deep > c.hi then text = fmt('%s %d', text, c.deep) end
-      terms[i] = text
-    else
-      terms[i] = rank .. ' 0 0 0 0 0 0 ' .. (c and c.state == 'drain' and 'drain' or 'down')
-    end
-  end
-  terms = concat(terms, ';')
+  local terms = terms_of(rows, ranks)
   if other then return other, 'prefix_fetched', terms, deepest end
   return best, reason_of(best, spilled, deepest, n), terms, deepest
 end
