@@ -21,6 +21,7 @@ PARTS = (
     "terms",
     "route",
     "gate",
+    "promise",
     "dispatch",
     "late",
     "delta",

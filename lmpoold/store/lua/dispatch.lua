@@ -47,34 +47,33 @@ local function route_one(g, cache, r)
   local ranks = within(g, cache.rows, r, read_ranks(cache, r.cands))
   local lease, name = lease_on(r.hashes, n, r.now)
   local c, reason, terms, deepest = choose(g, cache.rows, r, ranks, n, lease)
-  deadline = fmt('%d', deadline)
-  if not c then return park(g, r, deadline, terms) end
+  if deadline ~= cache.deadline then  -- most have the pool's default: one for the whole batch
+    cache.deadline, cache.ends, cache.reaped = deadline, fmt('%d', deadline), fmt('%d', deadline + g.late_grace_ms)
+  end
+  local ends_at = cache.ends
+  if not c then return park(g, r, ends_at, terms) end
   if r.source == 'parked' then unpark(r.id) end
-  local rank, hit, need = c.rank, c.hi, c.need
+  local rank, hit, id, attempt = c.rank, c.hi, r.id, r.attempt
+  local hits = digits(hit)
   if c.lease > 0 then use_lease(lease, name, rank) end
   if c.fly < n then take_off(r.hashes, n, hit, rank, max(r.now, c.born)) end
-  seen[P .. rank] = nil  -- it no longer is what its text says, until written
-  local work = floor(max(1, r.ntok - c.deep * g.block_size) + g.w_decode * r.nmax)
-  c.resv, c.resv_tok, c.weighed = c.resv + need, c.resv_tok + work, nil
-  c.promised = c.promised or {}
-  local promised = c.promised
-  promised[#promised + 1] = r.id .. '.' .. r.attempt
-  promised[#promised + 1] = fmt('%d:%d:%d:%s', need, work, r.now + g.resv_ttl_ms,
-    n > 0 and sub(r.hashes, -DIGITS) or '-')
+  promise(g, cache, r, c, n)
   if hit > 0 and g.background ~= 0 then heat(r, hit) end
   local plan = deepest > hit and fetch(g, cache.rows, ranks, r, n, rank, hit)
-  local words = {'kind', 'route', 'id', r.id, 'attempt', r.attempt, 'hit', fmt('%d', hit), 'p', r.payload,
-    'tokens', r.tokens}
+  local stream, entry = P .. 'w:' .. rank, nil
   if plan then
-    words[13], words[14], words[15], words[16] = 'plan', plan, 'wait_ms', g.fetch_wait_ms
+    entry = call('XADD', stream, '*', 'kind', 'route', 'id', id, 'attempt', attempt, 'hit', hits, 'p', r.payload,
+      'tokens', r.tokens, 'plan', plan, 'wait_ms', g.fetch_wait_ms)
+  else
+    entry = call('XADD', stream, '*', 'kind', 'route', 'id', id, 'attempt', attempt, 'hit', hits, 'p', r.payload,
+      'tokens', r.tokens)
   end
-  local entry = call('XADD', P .. 'w:' .. rank, '*', unpack(words))
-  call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', r.attempt,
-    'client', r.client, 'deadline', deadline, 'entry', entry,
-    'reason', reason, 'terms', terms)
+  call('HSET', key, 'state', 'routed', 'rank', rank, 'attempt', attempt, 'client', r.client,
+    'deadline', ends_at, 'entry', entry, 'reason', reason, 'terms', terms)
   local due = cache.due
-  due[#due + 1], due[#due + 2] = deadline + g.late_grace_ms, r.id
-  return fmt('%s %s %d %d', r.id, rank, hit, need)
+  due[#due + 1] = cache.reaped
+  due[#due + 1] = id
+  return id .. ' ' .. rank .. ' ' .. hits .. ' ' .. digits(c.need)
 end
 
 local function route(a)
@@ -100,17 +99,11 @@ local function route(a)
   end
   acknowledge(todo, sources)
   meet(g)
-  local cache, out = {rows = {}, due = {}}, {}
+  local cache, out = {rows = {}, due = {}, resv_ends = fmt('%d:', now + g.resv_ttl_ms)}, {}
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i]) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
   if #cache.due > 0 then call('ZADD', P .. 'due', unpack(cache.due)) end
-  for rank, c in pairs(cache.rows) do
-    if c and c.promised then
-      call('HSET', c.resv_key, unpack(c.promised))
-      c.text, c.promised = write_row(rank, c), nil
-      seen[P .. rank] = c
-    end
-  end
+  keep_promises(cache)
   return out
 end
 
