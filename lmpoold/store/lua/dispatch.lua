@@ -44,7 +44,7 @@ local function route_one(g, cache, r)
     return r.id .. ' refused overloaded'
   end
   local n = #r.hashes / DIGITS
-  local ranks = within(g, cache.rows, r, read_ranks(cache, r.cands))
+  local ranks = within(g, cache.rows, r, r.ranks)
   local lease, name = lease_on(r.hashes, n, r.now)
   local c, reason, terms, deepest = choose(g, cache.rows, r, ranks, n, lease)
   if deadline ~= cache.deadline then  -- most have the pool's default: one for the whole batch
@@ -95,11 +95,13 @@ local function route(a)
     todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = tonumber(ntok), nmax = tonumber(nmax),
       total = ceil((ntok + 1) / g.block_size), priority = tonumber(priority) or 0, cands = cands,
       deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], origin = origin,
-      client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
+      client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now, place = #todo + 1}
   end
   acknowledge(todo, sources)
   meet(g)
   local cache, out = {rows = {}, due = {}, resv_ends = fmt('%d:', now + g.resv_ttl_ms)}, {}
+  for i = 1, #todo do todo[i].ranks = read_ranks(cache, todo[i].cands) end
+  ask(cache.rows, todo)
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i]) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end
   if #cache.due > 0 then call('ZADD', P .. 'due', unpack(cache.due)) end

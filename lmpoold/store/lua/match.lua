@@ -19,7 +19,8 @@ end
 
 -- Narrow bounds by one step. `hint` is tried first: what one rank holds, another often holds too.
 local function narrow(key, b, lo, hi, hint)
-  local p = floor((lo + hi + 1) / 2)
+  local p = lo + hi + 1
+  p = (p - p % 2) / 2
   if hint > lo and hint <= hi then p = hint elseif hint == lo then p = lo + 1 end
   if call('HEXISTS', key, sub(b, (p - 1) * DIGITS + 1, p * DIGITS)) == 1 then return p, hi end
   return lo, p - 1

@@ -85,11 +85,6 @@ local function choose(g, rows, r, ranks, n, lease)
     end
   end
   local deepest = search(g, r, live, r.hashes, n)
-  for i = 1, #live do
-    local c = live[i]
-    c.deep, c.need, c.verdict = max(c.hi, c.fly), r.total - c.hi, 'ok'
-    if c.worse then c.verdict = 'worse' elseif c.need > c.most then c.verdict = 'full' end
-  end
   local best, spilled = decide(g, live)
   local other = best and not spilled and carried(g, rows, ranks, r, n, live, best)
   local terms = terms_of(rows, ranks)

@@ -14,34 +14,67 @@ local function hopeless(g, cost, best, held)
   return cost > owner
 end
 
+-- Ask every live row for the first and the last name of each request: what `ends` would, once a call.
+local function ask(rows, todo)
+  local names = {}
+  for i = 1, #todo do
+    local b = todo[i].hashes
+    names[2 * i - 1], names[2 * i] = sub(b, 1, DIGITS), sub(b, -DIGITS)
+  end
+  for _, c in pairs(rows) do
+    if c and c.live then c.told = call('HMGET', c.pages, unpack(names)) end
+  end
+end
+
+-- Of the search under way: the least cost known, that of a row which holds some of the prompt, and
+-- the most that any row is known to hold, or is about to.
+local best, held, deepest
+
+-- Row `c` holds `lo` blocks: price the request there.
+local function settle(g, r, c, lo)
+  local cost, need, fly = price(g, r, c, lo), r.total - lo, c.fly
+  c.need, c.deep, c.verdict = need, fly > lo and fly or lo, 'full'
+  if lo > deepest then deepest = lo end
+  if need <= c.most then
+    c.verdict = 'ok'
+    if not best or cost < best then best = cost end
+    if (lo > 0 or fly > 0) and (not held or cost < held) then held = cost end
+  end
+end
+
 -- How deep each of the `live` rows holds the prompt, as bounds, and what the request costs there. A row
 -- is searched until its depth is known, or until it can neither take the request nor hold more than
 -- another: then it is `worse`, and priced for the most that it may hold.
 local function search(g, r, live, b, n)
-  local best, held, deepest, open = nil, nil, 0, {}
-  local function settle(c)
-    local lo = c.lo
-    local cost = price(g, r, c, lo)
-    if lo > deepest then deepest = lo end
-    if r.total - lo <= c.most then
-      if not best or cost < best then best = cost end
-      if (lo > 0 or c.fly > 0) and (not held or cost < held) then held = cost end
-    end
-  end
+  local open, first, last = nil, 2 * r.place - 1, 2 * r.place
+  best, held, deepest = nil, nil, 0
   for i = 1, #live do
     local c = live[i]
-    c.worse, c.lo, c.hi = false, ends(c.pages, b, n)
-    if c.fly > deepest then deepest = c.fly end
-    if c.lo == c.hi then settle(c) else open[#open + 1] = c end
-  end
-  for i = 1, #open do
-    local c = open[i]
-    while c.lo < c.hi do
-      c.worse = c.hi <= deepest and hopeless(g, price(g, r, c, c.hi), best, held)
-      if c.worse then break end
-      c.lo, c.hi = narrow(c.pages, b, c.lo, c.hi, deepest)
+    local told, lo = c.told, nil
+    if n == 0 then lo = 0
+    elseif told[last] then lo = n
+    elseif not told[first] then lo = 0
+    elseif n < 3 then lo = 1
+    else
+      open = open or {}
+      open[#open + 1] = c
     end
-    if not c.worse then settle(c) end
+    if c.fly > deepest then deepest = c.fly end
+    c.worse, c.lo, c.hi = false, lo or 1, lo or n - 1
+    if lo then settle(g, r, c, lo) end
+  end
+  for i = 1, open and #open or 0 do
+    local c = open[i]
+    local lo, hi, priced = c.lo, c.hi, nil
+    while lo < hi do
+      if hi ~= priced and hi <= deepest and hopeless(g, price(g, r, c, hi), best, held) then break end
+      priced = hi
+      lo, hi = narrow(c.pages, b, lo, hi, deepest)
+    end
+    c.lo, c.hi, c.worse = lo, hi, lo < hi
+    if lo < hi then
+      c.need, c.deep, c.verdict = r.total - hi, c.fly > hi and c.fly or hi, 'worse'
+    else settle(g, r, c, lo) end
   end
   return deepest
 end
