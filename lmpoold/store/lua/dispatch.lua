@@ -83,7 +83,8 @@ local function route(a)
   if #a == 0 or #a % 8 ~= 0 or #a > 8 * BATCH then
     return err('BADARGS', 'route takes 8 arguments a request, 1 to ' .. BATCH .. ' requests')
   end
-  local todo, sources = {}, {}
+  local cache = {rows = {}, due = {}, resv_ends = fmt('%d:', now + g.resv_ttl_ms)}
+  local todo, sources, out = {}, {}, {}
   for i = 1, #a, 8 do
     local ntok, nmax, deadline, attempt, priority = match(a[i + 2], META)
     local cands, origin = a[i + 4], nil
@@ -92,15 +93,14 @@ local function route(a)
       return err('BADARGS', 'cannot read meta, hashes or candidates of ' .. a[i])
     end
     if a[i + 1] ~= 'parked' then sources[#sources + 1] = a[i + 1] end
-    todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = tonumber(ntok), nmax = tonumber(nmax),
-      total = ceil((ntok + 1) / g.block_size), priority = tonumber(priority) or 0, cands = cands,
-      deadline = tonumber(deadline), attempt = attempt, hashes = a[i + 3], origin = origin,
-      client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now, place = #todo + 1}
+    ntok = ntok + 0
+    todo[#todo + 1] = {id = a[i], source = a[i + 1], ntok = ntok, nmax = nmax + 0, place = #todo + 1,
+      total = ceil((ntok + 1) / g.block_size), priority = priority ~= '' and tonumber(priority) or 0,
+      ranks = read_ranks(cache, cands), origin = origin, deadline = deadline + 0, attempt = attempt,
+      hashes = a[i + 3], client = a[i + 5], payload = a[i + 6], tokens = a[i + 7], now = now}
   end
   acknowledge(todo, sources)
   meet(g)
-  local cache, out = {rows = {}, due = {}, resv_ends = fmt('%d:', now + g.resv_ttl_ms)}, {}
-  for i = 1, #todo do todo[i].ranks = read_ranks(cache, todo[i].cands) end
   ask(cache.rows, todo)
   for i = 1, #todo do out[i] = route_one(g, cache, todo[i]) end
   if #sources > 0 then call('XDEL', P .. 'in', unpack(sources)) end

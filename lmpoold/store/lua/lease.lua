@@ -44,7 +44,9 @@ end
 -- The deepest lease on a beginning of blob `b` (n names), with its hash; nil for none.
 local function lease_on(b, n, now)
   local s = read_leases(now)
-  for _, deep in ipairs(s.depths) do
+  local depths = s.depths
+  for i = 1, #depths do
+    local deep = depths[i]
     if deep <= n then
       local name = sub(b, (deep - 1) * DIGITS + 1, deep * DIGITS)
       local l = s.by[name]
