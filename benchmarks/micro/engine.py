@@ -186,7 +186,7 @@ def measure(work: Work, *, half_load_s: float, size: int, peer: bool) -> dict[st
 @click.option("--half-load-seconds", "half_load_s", default=10.0, show_default=True)
 @click.option("--size", default=64, show_default=True, help="Rows of the steps that are traced.")
 @click.option("--peer/--no-peer", default=True, help="Run generate_batch too.")
-@click.option("--revision", default="unknown", help="Of the code, for the archive.")
+@click.option("--revision", envvar="LMPOOL_REVISION", default="unknown", help="Of the code.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures here.")
 def main(
     half_load_s: float, size: int, peer: bool, revision: str, out: Path | None, **options: Any
