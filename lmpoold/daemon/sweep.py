@@ -8,6 +8,7 @@ import logging
 
 from lmpoold.daemon.links import LinkKeeper
 from lmpoold.daemon.metrics import PlannerMetrics
+from lmpoold.daemon.pairs import PairOpener
 from lmpoold.daemon.place import Placer
 from lmpoold.daemon.watch import Watch
 from lmpoold.protocol.errors import Stale
@@ -33,6 +34,7 @@ class Sweeper:
         self._store = store
         self._plans = PlanStore(store)
         self._links = LinkKeeper(self._plans)
+        self._pairs = PairOpener(self._plans, self._links)
         self._metrics = metrics
         self._placer = Placer(self._plans, self._links, granted=metrics.granted)
         self._watch = Watch(store, metrics)
@@ -54,6 +56,7 @@ class Sweeper:
         if (token is not None) != self._leading:
             self._leading = token is not None
             self._links.forget()
+            self._pairs.forget()
             self._placer.forget()
             self._watch.forget(leading=self._leading)
             log.info("leads" if self._leading else "leads no more", extra={"token": token})
@@ -67,6 +70,7 @@ class Sweeper:
                 self._metrics.reaped()
                 log.warning("plan reaped", extra={"deed": deed})
             await self._links.turn(token)
+            await self._pairs.turn(token)
             await self._placer.turn(token)
         if self._watches:
             await self._watch.turn()

@@ -78,20 +78,21 @@ class PlanStore:
         return _begun(reply)
 
     async def probe(
-        self, plan: str, source: int, destination: int, blocks: int, *, serving: bool
+        self, plan: str, source: int, destination: int, blocks: int, *, serving: bool | None
     ) -> Phase | str:
-        """Begin a plan that moves scratch blocks, to measure a link.
+        """Begin a plan that moves scratch blocks, to measure a link or to make one.
 
         Args:
             plan: its id, never used before.
             source: rank that sends.
             destination: rank that receives.
             blocks: how many, > 0.
-            serving: begin only while both ranks compute; else only while neither does.
+            serving: begin only while both ranks compute, or only while neither does; None: whatever
+                they do.
         Returns: the plan's phase, or the word that says why it was not begun: `down`, `plans`,
             `serving`, `idle` or `no_room`.
         """
-        state = "serving" if serving else "idle"
+        state = {True: "serving", False: "idle", None: "any"}[serving]
         reply = await self.store.call("plan_probe", plan, source, destination, blocks, state)
         return _begun(reply)
 

@@ -2,8 +2,8 @@
 
 A fault is written SIDE:NUMBER:ACTION. SIDE is `source` or `destination`, NUMBER counts the awaits
 of that side from 0 over the life of the process: before and after each word to the pool, each
-handover to the engine and each call of the transport. ACTION is `kill`, or the path of a file that
-is made there and waited for to go.
+handover to the engine and each call of the transport; plans that measure or make a pair do not
+count. ACTION is `kill`, or the path of a file that is made there and waited for to go.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 from pathlib import Path
 
+from lmpoold.protocol.transfer import Why
 from lmpoold.store.plans import PlanStore
 from workers.daemon.participant import Participant, Site
 from workers.transport.transport import PairTransport
@@ -63,7 +64,7 @@ def install(fault: Fault) -> None:
     run = Participant.run
 
     async def marked(self):
-        if self._order.role == fault.side:
+        if self._order.role == fault.side and self._order.why is not Why.CALIBRATE:
             inside.add(asyncio.current_task())
         await run(self)
 

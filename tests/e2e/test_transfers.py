@@ -26,6 +26,21 @@ async def test_answers_after_copy_move_and_fetch_are_the_plain_models(tmp_path, 
         await pair.until_idle()
 
 
+async def test_two_workers_are_connected_before_a_plan_needs_it(tmp_path):
+    async with running_pair(tmp_path) as pair:
+        async with asyncio.timeout(30):
+            while not (probed := await pair.plans.probed("0-0", 500)):
+                pass
+        ((_, made),) = probed
+        assert (made["outcome"], made["opened"], made["blocks"]) == ("finalize", "1", "1")
+        asked = prompt(1)
+        await pair.ask(0, asked)
+        assert await pair.settled(await pair.begin(asked, 0, 1)) is Phase.FINALIZE
+        (log,) = await pair.plans.log()
+        assert (log["outcome"], log["opened"]) == ("finalize", "0")
+        await pair.until_idle()
+
+
 async def copy(pair, model):
     asked = prompt(1)
     wanted = plain_output(model, asked, 10)

@@ -99,6 +99,12 @@ async def test_a_probe_gives_way(pool, probe, rank, busy, serving, word):
     assert await everything(pool.store) == before
 
 
+@pytest.mark.parametrize("busy", [{"sequences": 1}, {"wait": 5}, {}])
+async def test_one_that_may_begin_beside_computing_does(pool, probe, busy):
+    await pool.report(SRC, **busy)
+    assert await probe.begin(serving=None) is Phase.PREPARE
+
+
 async def test_beside_another_plan_none_begins(probe):
     assert await probe.begin("p") is Phase.PREPARE
     assert await probe.begin("q") == "plans"

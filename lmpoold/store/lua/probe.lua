@@ -1,8 +1,8 @@
---[[ plan_probe: a plan that moves scratch blocks, to measure a link; it shows nothing to anybody.
+--[[ plan_probe: a plan that moves scratch blocks, to measure or make a link; it shows nothing to anybody.
 
 KEYS[1]  load       HASH    rank rows
 plan_probe ARGV  1 plan id, 2 source, 3 destination, 4 blocks,
-                 5 `idle` or `serving`: what both ranks must be doing
+                 5 `idle` or `serving`: what both ranks must be doing, or `any`
 
 Returns  the plan's phase, or `refused` and why: `down`, `plans` (others are under way there), `serving`,
          `idle`, `no_room`

@@ -103,6 +103,6 @@ class TritonBackend:
                 step.tile_begins,
                 out,
                 scale=scale,
-                splits=choose_tile_splits(*q.shape[:2], self._processors),
+                splits=choose_tile_splits(q.shape[0], q.shape[1], self._processors),
             )
         return out
