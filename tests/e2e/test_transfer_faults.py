@@ -56,6 +56,7 @@ async def holds(pair: Pair, plan: str, asked, wanted, where: str) -> Phase:
 @pytest.mark.bar(32, 33)
 async def test_a_worker_killed_at_any_await_of_a_transfer_leaves_no_block_astray(tmp_path, model):
     async with running_pair(tmp_path) as pair:
+        await pair.keep_apart()
         for number, (side, at) in enumerate(chosen("kill", 4)):
             where = f"{side} await {at}"
             await pair.restart_worker(RANK[side], f"{side}:{at}:kill")
@@ -79,6 +80,7 @@ async def test_plans_survive_the_death_of_lmpoold_and_of_the_server_at_any_await
     tmp_path, model, victim
 ):
     async with running_pair(tmp_path) as pair:
+        await pair.keep_apart()
         for number, (side, at) in enumerate(chosen(victim, 3)):
             where = f"{victim} killed at {side} await {at}"
             gate = tmp_path / f"gate{number}"
@@ -108,6 +110,7 @@ async def test_a_transfer_that_its_stopped_peer_holds_up_is_given_up_and_the_nex
     tmp_path, model
 ):
     async with running_pair(tmp_path) as pair:
+        await pair.keep_apart()
         gate = tmp_path / "gate"
         await pair.restart_worker(0, f"source:6:{gate}")
         await pair.store.tune({"plan_execute_ms": "1000"})
@@ -138,7 +141,7 @@ async def cancelled_while_its_prefix_is_on_the_way(pair: Pair, gate: Path) -> No
     await pair.until_linked([(0, 1), (1, 0)])
     await pair.redis.hset(pair.store.keys.rank_facts(1), "prefill_us", "1000")
     await pair.store.tune({"w_seq": "1000000", "fetch_ratio": "0", "fetch_wait_ms": "30000"})
-    await pair.store.tune({"plan_execute_ms": "30000"})
+    await pair.store.tune({"plan_execute_ms": "30000", "fetch": "1"})
     busy = asyncio.create_task(pair.ask(0, prompt(203), 400))
     async with asyncio.timeout(20):
         while not (await pair.rows())[0].sequences:

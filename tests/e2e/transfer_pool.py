@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 from lmpoold.client import PoolClient
+from lmpoold.daemon.pairs import USES
 from lmpoold.protocol.errors import Conflict
 from lmpoold.protocol.hashing import chain_hashes
 from lmpoold.protocol.keys import Keyspace
@@ -111,6 +112,10 @@ class Pair:
             while {row.pid for row in await self.store.ranks() if row.state == "up"} != pids:
                 assert not (dead := self.dead()), f"{dead} ended:\n{self.logs(dead[0])}"
                 await asyncio.sleep(0.05)
+
+    async def keep_apart(self) -> None:
+        """Let workers that come from now on connect for the first plan, not ahead of it."""
+        await self.store.tune(dict.fromkeys(USES, "0"))
 
     async def until_linked(self, pairs: list[tuple[int, int]]) -> None:
         """Wait until the leader, who looks once a second, has found these links and no others."""
