@@ -91,7 +91,7 @@ _WORKER = Role(
             "zcard zrange zrangebyscore zrem zremrangebyscore zscore",
             {
                 "load cfg r:* staging w:* req:* out:* open:* emitted:* parked parked:req due wake "
-                "plan:* plans plans:log plans:refused": "RW"
+                "plan:* plans plans:log plans:probed plans:refused": "RW"
             },
         ),
         Grant("get hget hgetall hmget", {"links leases sched:*": "R"}),
