@@ -28,7 +28,7 @@ from lmpoold.store.scripts import PoolStore
 
 CLOCK_LINE = "local t = call('TIME')"
 VIRTUAL_CLOCK_LINE = "local t = {match(call('GET', P .. 'sim:clock'), '(%d+) (%d+)')}"
-RESERVE_LINE = "c.resv, c.resv_tok = c.resv + need, c.resv_tok + work"
+RESERVE_LINE = "c.resv, c.resv_tok, c.weighed = c.resv + c.need, c.resv_tok + work, nil"
 """What an ablation without reservations leaves out."""
 START_S = 1_700_000_000
 """Unix time at which every simulation begins."""

@@ -180,6 +180,7 @@ def test_splits_of_a_tile_merge_to_the_whole(device, generator, case, block_size
     [(1, 16, 8), (200, 16, 2), (256, 16, 2), (512, 16, 1), (70, 64, 1)],
 )
 def test_only_short_steps_are_split(tokens, heads, splits):
+    pytest.importorskip("triton")
     from workers.model.triton.prefill import choose_tile_splits
 
     assert choose_tile_splits(tokens, heads, 132) == splits
