@@ -101,8 +101,8 @@ async def measure(requests: int, at_once: Sequence[int], peers: Sequence[str]) -
             direct = partial(_direct, pool, tokens=tokens, stream=stream)
             ways: dict[str, Sequence[Asked]] = {"direct": [direct] * count}
             for way, callers in {"gateway": gateway, **others}.items():
-                ways[way] = [partial(c.seconds, tokens=tokens, stream=stream) for c in callers]
-                ways[way] = ways[way][:count]
+                chosen = callers[:count]
+                ways[way] = [partial(c.seconds, tokens=tokens, stream=stream) for c in chosen]
             await _times(ways, WARM_TURNS)
             before_s = processes.cpu_s()["gateway"]
             times_s = await _times(ways, max(1, requests // count))

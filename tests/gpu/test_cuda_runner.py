@@ -243,7 +243,7 @@ def test_blocks_fill_what_the_memory_share_leaves_and_a_step_still_fits(model, c
         if abs(taken_by_others() - others) < 2**28:
             break
     else:
-        pytest.skip("others of this GPU took or gave back memory in each of 20 tries")
+        pytest.fail("others of this GPU took or gave back memory in each of 20 tries")
     assert 1.5 * 2**30 < loop.pool.num_blocks * loop.pool.block_bytes < 4 * 2**30
     sequences = [loop.add(prompt(60, n), COUNT) for n in range(8)]
     loop.finish(sequences, COUNT)

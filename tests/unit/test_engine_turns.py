@@ -169,7 +169,7 @@ class SlowPlant(IdlePlant):
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-def test_blocks_are_handed_over_while_a_long_step_computes(monkeypatch, lookahead):
+def test_blocks_are_handed_over_while_a_long_step_computes(lookahead):
     plant = SlowPlant()
     driven = Driven(64, lookahead=lookahead, plant=plant)
     driven.ask("before", list(range(40)), 1)

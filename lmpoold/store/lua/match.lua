@@ -8,13 +8,19 @@ Holds    Presence is prefix-closed on every rank (blocks are published parent fi
 ]]
 local DIGITS = 32
 
+-- Bounds on how many leading ones of n names are published, from whether the first and the last are.
+local function bounds(first, last, n)
+  if n == 0 then return 0, 0 end
+  if last then return n, n end
+  if first then return 1, n - 1 end
+  return 0, 0
+end
+
 -- Bounds on the leading blocks of blob `b` (n names) published under `key`, from its two ends.
 local function ends(key, b, n)
   if n == 0 then return 0, 0 end
   local v = call('HMGET', key, sub(b, 1, DIGITS), sub(b, -DIGITS))
-  if v[2] then return n, n end
-  if v[1] then return 1, n - 1 end
-  return 0, 0
+  return bounds(v[1], v[2], n)
 end
 
 -- Narrow bounds by one step. `hint` is tried first: what one rank holds, another often holds too.

@@ -50,18 +50,14 @@ local function search(g, r, live, b, n)
   best, held, deepest = nil, nil, 0
   for i = 1, #live do
     local c = live[i]
-    local told, lo = c.told, nil
-    if n == 0 then lo = 0
-    elseif told[last] then lo = n
-    elseif not told[first] then lo = 0
-    elseif n < 3 then lo = 1
+    local lo, hi = bounds(c.told[first], c.told[last], n)
+    if c.fly > deepest then deepest = c.fly end
+    c.worse, c.lo, c.hi = false, lo, hi
+    if lo == hi then settle(g, r, c, lo)
     else
       open = open or {}
       open[#open + 1] = c
     end
-    if c.fly > deepest then deepest = c.fly end
-    c.worse, c.lo, c.hi = false, lo or 1, lo or n - 1
-    if lo then settle(g, r, c, lo) end
   end
   for i = 1, open and #open or 0 do
     local c = open[i]

@@ -18,10 +18,8 @@ from workers.model.triton.decode import LOG2_E, _tokens_a_split
 
 TILE = 64
 """Queries of one program."""
-PROGRAMS_A_PROCESSOR = 1
-"""Splits are chosen so that there are about so many programs for each of the card's processors."""
-SPLIT_STAGES = 5
 MAX_SPLITS = 8
+"""Of a tile: more leave each too little to walk."""
 
 
 @triton.jit
@@ -159,12 +157,14 @@ def _merge_tiles(
 def choose_tile_splits(tokens: int, heads: int, processors: int) -> int:
     """Return among how many programs the K/V of each tile is split, a power of two.
 
+    A processor holds one program: there are as many as fill the processors, and no second round.
+
     Args:
         tokens: of the step.
         heads: of the queries.
         processors: of the device.
     """
-    wanted = processors * PROGRAMS_A_PROCESSOR // (-(-tokens // TILE) * heads)
+    wanted = processors // (-(-tokens // TILE) * heads)
     return 1 << (min(MAX_SPLITS, max(1, wanted)).bit_length() - 1)
 
 
@@ -202,7 +202,6 @@ def prefill(
     block, kv_heads = layer.k.shape[1:3]
     narrow = q.dtype == torch.float32
     places = 32 if narrow else 64
-    stages = 2 if narrow else SPLIT_STAGES if splits > 1 else 5
     parts = sums = out
     if splits > 1:
         queries = len(tile_rows) * heads * splits * TILE
@@ -213,7 +212,7 @@ def prefill(
         sums, scale * LOG2_E, q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         layer.k.stride(0), layer.k.stride(1), layer.k.stride(2),
         GROUP=heads // kv_heads, D=head_dim, BLOCK=block, BM=TILE, BN=places, SPLIT=splits > 1,
-        STAGES=stages, num_warps=4,
+        STAGES=2 if narrow else 5, num_warps=4,
     )  # fmt: skip
     if splits > 1:
         _merge_tiles[(heads, len(tile_rows))](
