@@ -27,10 +27,8 @@ local function carried(g, rows, ranks, r, n, live, owner)
   local c = contender(g, r, live, owner, deep)
   if not c then return nil end
   if c.worse then
-    c.hi = published(c.pages, r.hashes, n, deep)
-    c.worse, c.deep, c.need = false, max(c.hi, c.fly), r.total - c.hi
-    price(g, r, c, c.hi)
-    c.verdict = c.need > c.most and 'full' or 'ok'
+    c.worse, c.hi = false, published(c.pages, r.hashes, n, deep)
+    settle(g, r, c, c.hi)
   end
   if c.verdict ~= 'ok' then return nil end
   local from, depth, saved, spent = neighbour(g, rows, ranks, r, n, c.rank, c.hi)
