@@ -172,6 +172,41 @@ def test_tokens_are_those_of_generate_cold_hit_chunked_and_mixed(model, referenc
         assert sequence.output == reference(name, tokens, COUNT), len(tokens)
 
 
+@pytest.mark.parametrize("how", ["graphs", "eager", "plain"])
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama"])
+def test_rows_that_read_a_prefix_together_give_the_tokens_of_generate(
+    model, reference, monkeypatch, name, how
+):
+    from workers.model import cuda_runner, sharing
+
+    monkeypatch.setattr(sharing, "LEAST_TOKENS", 1)
+    found = []
+
+    def noting(*args):
+        found.append(sharing.find_shared(*args))
+        return found[-1]
+
+    monkeypatch.setattr(cuda_runner, "find_shared", noting)
+    loop = Loop(model(name), graphs=how != "eager", fused=how != "plain")
+    prefix = prompt(200)
+    first = loop.add(prefix, COUNT)
+    loop.finish([first], 2)
+    hits = [
+        loop.add(prefix[:192] + prompt(n, n), COUNT, shared=first.table[:12], write_from=192)
+        for n in (1, 2, 30, 31, 40, 55)
+    ]
+    alone = [loop.add(prompt(n), COUNT) for n in (5, 90, 130)]
+    loop.finish([first, *hits[:5], alone[0]], 6, chunk=60)
+    everyone = [first, *hits, *alone]
+    loop.finish(everyone, COUNT, chunk=60)
+    tiles = [tile for tiles in found for tile in tiles]
+    assert {tile.tokens for tile in tiles} == {192}
+    assert max(len(tile.rows) for tile in tiles) == 7
+    for sequence in everyone:
+        tokens = sequence.tokens[: sequence.prompt]
+        assert sequence.output == reference(name, tokens, COUNT), len(tokens)
+
+
 @pytest.mark.parametrize("block_size", [16, 48, 64, 256])
 def test_any_block_size_gives_the_same_tokens(model, reference, block_size):
     loop = Loop(model("tiny-qwen3"), block_size=block_size, blocks=60)

@@ -137,6 +137,61 @@ def test_splits_of_a_sequence_merge_to_the_whole(device, generator, context):
         assert torch.allclose(other, outs[0], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 48, 256])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_kv_read_once_for_many_rows_gives_what_each_would_read_alone(
+    device, generator, splits, heads, block_size, dtype
+):
+    from workers.model.sharing import TILE_ROWS
+    from workers.model.triton.decode import decode
+    from workers.model.triton.shared import SharedRows
+
+    heads, kv_heads, head_dim = heads
+    geometry = KVGeometry(layers=1, kv_heads=kv_heads, head_dim=head_dim)
+    tiles = [([4, 0, 5, 1, 7], 1280), ([2, 9], 768)]  # rows 3, 6 and 8 are on their own
+    own = [1, 300, 65, 40, 17, 64, 900, 5, 0, 130]  # the ninth is padding
+    skips = [0] * len(own)
+    for rows, tokens in tiles:
+        for row in rows:
+            skips[row] = tokens
+    contexts = [skip + count for skip, count in zip(skips, own, strict=True)]
+    tables, blocks = [], 0
+    common = {}
+    for context, skip in zip(contexts, skips, strict=True):
+        if skip and skip not in common:
+            common[skip] = list(range(blocks, blocks - (-skip // block_size)))
+            blocks -= -skip // block_size
+        table = list(common.get(skip, ()))
+        more = -(-context // block_size) - len(table)
+        tables.append(table + list(range(blocks, blocks + more)))
+        blocks += more
+    pool = random_pool(geometry, block_size, blocks, dtype, device, generator)
+    pool.data.div_(100)
+
+    def numbers(values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    listed = [rows + [-1] * (TILE_ROWS - len(rows)) for rows, _ in tiles]
+    shared = SharedRows(
+        rows=numbers([*listed, [-1] * TILE_ROWS]).flatten(),
+        tokens=numbers([*(tokens for _, tokens in tiles), 0]),
+        skips=numbers(skips),
+    )
+    begins = numbers([0, *(len(table) for table in tables)]).cumsum(0).int()
+    table = numbers([block for table in tables for block in table])
+    q = torch.randn(len(own), heads, head_dim, generator=generator, device=device).to(dtype)
+    outs = []
+    for which in (None, shared):
+        out = torch.full_like(q, 7.0)
+        where = (table, begins, numbers(contexts), out)
+        decode(q, pool.layer(0), *where, scale=0.125, splits=splits, shared=which)
+        outs.append(out)
+    assert (outs[1][8] == 7.0).all(), "a row without context writes nothing"
+    assert off(outs[1], outs[0].double()) < BOUND[dtype]
+
+
 @pytest.mark.better(19)
 @pytest.mark.parametrize("block_size", [16, 48, 256])
 @pytest.mark.parametrize(

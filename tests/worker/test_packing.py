@@ -11,6 +11,7 @@ import torch
 from workers.model.batch import Row, build_step
 from workers.model.graphs import buckets_up_to
 from workers.model.packing import Layout, StepSize, largest_step, size_of
+from workers.model.sharing import TILE_ROWS, Shared
 
 TILE = 8
 BLOCK = 4
@@ -84,6 +85,26 @@ def test_padding_computes_nothing_and_writes_to_the_trash(seed):
     assert (step.decode_contexts[size.decodes :] == 0).all()
     assert (step.tile_rows[size.tiles :] == -1).all()
     assert (step.starts[size.rows + 1 :] == size.tokens).all()
+
+
+def test_rows_that_share_are_named_by_tile_and_each_told_what_it_skips():
+    rows = [Row(tokens=[1], start=20, block_table=list(range(6))) for _ in range(4)]
+    room = StepSize(tokens=8, rows=8, decodes=8, tiles=0, shares=3)
+    layout = Layout(room, tile=TILE, block_size=BLOCK, trash_block=TRASH)
+    numbers = np.full(layout.fixed + 24, 12345, np.int32)
+    for shared in ([Shared((0, 3), 16), Shared((1,), 12)], []):
+        layout.fill(numbers, rows, shared)
+        step = layout.views(torch.from_numpy(numbers))
+        tiles = step.shared_rows.view(3, TILE_ROWS).tolist()
+        named = [[row for row in tile if row != -1] for tile in tiles]
+        assert named == [list(tile.rows) for tile in shared] + [[]] * (3 - len(shared))
+        assert step.shared_tokens.tolist() == ([16, 12, 0] if shared else [0, 0, 0])
+        assert step.skips.tolist() == ([16, 12, 0, 16, 0, 0, 0, 0] if shared else [0] * 8)
+    with pytest.raises(ValueError, match="does not fit"):
+        layout.fill(numbers, rows, [Shared((at,), 4) for at in range(4)])
+    plain = pack(rows)[0]
+    assert not len(plain.skips)
+    assert not len(plain.shared_tokens)
 
 
 @pytest.mark.better(19)

@@ -20,16 +20,17 @@ from workers.model.batch import Row
 from workers.model.decoder import Decoder, PlainDecoder
 from workers.model.fuse import FusedDecoder, Unfused, fuse
 from workers.model.graphs import (
-    DECODE_BUCKETS,
-    TOKEN_BUCKETS,
     Captured,
     Capturer,
-    buckets_up_to,
+    decode_rooms,
+    mixed_rooms,
+    prefill_rooms,
 )
 from workers.model.inflight import DeviceInFlight, PendingLogprobs
 from workers.model.kv import KVPool
-from workers.model.packing import Layout, StepSize, size_of
+from workers.model.packing import Layout, StepSize, count_decodes, size_of
 from workers.model.sample import GREEDY_BELOW, SamplingRow
+from workers.model.sharing import LEAST_ROWS, Shared, find_shared, most_tiles
 from workers.model.size import blocks_for_tokens
 from workers.model.staging import Staging
 from workers.model.triton.backend import TritonBackend
@@ -106,8 +107,9 @@ class CudaRunner:
         self._backend = TritonBackend(self._device)
         decoder.bind(pool)
         tiles = -(-max_tokens // TILE) + max_rows
+        shares = most_tiles(max_rows)
         self._largest = self._layout(
-            StepSize(tokens=max_tokens, rows=max_rows, decodes=max_rows, tiles=tiles)
+            StepSize(tokens=max_tokens, rows=max_rows, decodes=max_rows, tiles=tiles, shares=shares)
         )
         blocks = max_rows * blocks_for_tokens(max_model_len, pool.block_size)
         numbers = self._largest.fixed + blocks
@@ -144,17 +146,18 @@ class CudaRunner:
 
     def _compute(self, rows: Sequence[Row]) -> Tensor:
         """Enqueue a step up to the greedy choice in `_drawn`; returns `[n, vocab]` logits."""
-        size = size_of(rows, tile=TILE)
+        shared = self._shared(rows)
+        size = size_of(rows, tile=TILE, shares=len(shared))
         sampled = sum(row.samples for row in rows)
         if sampled == len(rows) == size.decodes:
             captured = _first_fit(self._decodes, size)
             if captured is not None:
-                self._send(captured.layout, rows)
+                self._send(captured.layout, rows, shared)
                 captured.graph.replay()
                 return captured.output[: len(rows)]
         captured = _first_fit(self._mixed if size.decodes else self._prefills, size)
         if captured is not None:
-            self._send(captured.layout, rows)
+            self._send(captured.layout, rows, shared)
             captured.graph.replay()
             assert isinstance(self._decoder, FusedDecoder)  # only these have such graphs
             keep = captured.step.sample_at[:sampled]
@@ -163,7 +166,7 @@ class CudaRunner:
             if not size.fits(self._largest.size):
                 raise ValueError(f"a step of {size} does not fit {self._largest.size}")
             layout = self._layout(size)
-            self._send(layout, rows)
+            self._send(layout, rows, shared)
             step = layout.views(self._buffer)
             take(step.ids, step.after, self._drawn)
             plan = self._backend.plan_device(step, self._pool)
@@ -180,37 +183,48 @@ class CudaRunner:
             trash_block=self._pool.trash_block,
         )
 
-    def _send(self, layout: Layout, rows: Sequence[Row]) -> None:
+    def _shared(self, rows: Sequence[Row]) -> tuple[Shared, ...]:
+        """Return which decodes of a step read the same K/V."""
+        decodes = rows[: count_decodes(rows)]
+        if len(decodes) < LEAST_ROWS:
+            return ()
+        tables, contexts = [row.block_table for row in decodes], [row.context for row in decodes]
+        return find_shared(tables, contexts, self._pool.block_size)
+
+    def _send(self, layout: Layout, rows: Sequence[Row], shared: Sequence[Shared] = ()) -> None:
         with self._staging.to_device(self._buffer) as numbers:
-            numbers.count = layout.fill(numbers.host, rows)
+            numbers.count = layout.fill(numbers.host, rows, shared)
 
     def _capture(self, vocab_size: int, max_tokens: int, progress: Progress) -> None:
-        sizes = buckets_up_to(DECODE_BUCKETS, self._max_rows)
-        tokens: tuple[int, ...] = ()
+        decodes = decode_rooms(self._max_rows)
+        prefills: list[StepSize] = []
         if isinstance(self._decoder, FusedDecoder):
-            tokens = buckets_up_to(TOKEN_BUCKETS, max_tokens)
-        total, done = len(sizes) + 2 * len(tokens), 0
+            prefills = prefill_rooms(self._max_rows, max_tokens, TILE)
         capturer = Capturer(self._device)
         logits = torch.empty(
-            (sizes[-1], vocab_size), dtype=self._pool.data.dtype, device=self._device
+            (max(room.rows for room in decodes), vocab_size),
+            dtype=self._pool.data.dtype,
+            device=self._device,
         )
         self._buffer.zero_()
-        for size in reversed(sizes):  # the largest first: the others then fit into its memory
-            progress("capture graphs", done, total)
-            self._decodes.insert(0, self._capture_decodes(capturer, size, logits[:size]))
-            done += 1
-        for size in reversed(tokens):
-            progress("capture graphs", done, total)
-            prefills = min(self._max_rows, size)
-            # one more for each row's rest; empty ones cost time, so not for the most rows there are
-            tiles = -(-size // TILE) + max(4, size // (2 * TILE))
-            room = StepSize(tokens=size, rows=prefills, decodes=0, tiles=tiles)
-            self._prefills.insert(0, self._capture_tokens(capturer, room))
-            room = StepSize(tokens=size, rows=prefills, decodes=prefills, tiles=tiles)
-            self._mixed.insert(0, self._capture_tokens(capturer, room))
-            done += 2
+        todo = [
+            (room, captured)
+            for rooms, captured in (
+                (decodes, self._decodes),
+                (prefills, self._prefills),
+                (mixed_rooms(prefills), self._mixed),
+            )
+            for room in reversed(rooms)  # the largest first: the others then fit into its memory
+        ]
+        for done, (room, captured) in enumerate(todo):
+            progress("capture graphs", done, len(todo))
+            if captured is self._decodes:
+                one = self._capture_decodes(capturer, room, logits[: room.rows])
+            else:
+                one = self._capture_tokens(capturer, room)
+            captured.insert(0, one)
         torch.cuda.synchronize(self._device)
-        progress("capture graphs", total, total)
+        progress("capture graphs", len(todo), len(todo))
 
     def _pad(self, layout: Layout) -> None:
         """Leave a step of nothing but padding on the device."""
@@ -221,15 +235,15 @@ class CudaRunner:
             one = Row(tokens=[0] * count, start=0, block_table=[self._pool.trash_block])
         self._send(layout, [one])
 
-    def _capture_decodes(self, capturer: Capturer, size: int, logits: Tensor) -> Captured:
-        layout = self._layout(StepSize(tokens=size, rows=size, decodes=size, tiles=0))
+    def _capture_decodes(self, capturer: Capturer, size: StepSize, logits: Tensor) -> Captured:
+        layout = self._layout(size)
         step = layout.views(self._buffer)
         plan = self._backend.plan_device(step, self._pool)
 
         def run() -> Tensor:
             take(step.ids, step.after, self._drawn)
             self._decoder.logits(plan, None, out=logits)
-            self._best(logits, self._drawn[:size])
+            self._best(logits, self._drawn[: size.rows])
             return logits
 
         self._pad(layout)

@@ -8,12 +8,13 @@ prefill up to the last hidden state, since how many of its rows sample is not kn
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from workers.model.packing import DeviceStep, Layout
+from workers.model.packing import DeviceStep, Layout, StepSize
+from workers.model.sharing import LEAST_ROWS, most_tiles
 
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 TOKEN_BUCKETS = (
@@ -41,6 +42,40 @@ def buckets_up_to(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Return the buckets below `most`, and `most` itself if a bucket is as large."""
     below = tuple(size for size in buckets if size < most)
     return (*below, most) if most <= buckets[-1] else below
+
+
+def decode_rooms(max_rows: int) -> list[StepSize]:
+    """Return the steps of nothing but decodes to capture; a step takes the first that it fits."""
+    sizes = buckets_up_to(DECODE_BUCKETS, max_rows)
+    return _and_sharing([StepSize(tokens=n, rows=n, decodes=n, tiles=0) for n in sizes])
+
+
+def prefill_rooms(max_rows: int, max_tokens: int, tile: int) -> list[StepSize]:
+    """Return the steps without decodes to capture, whose prefills are cut into tiles of `tile`."""
+    return [
+        StepSize(
+            tokens=size,
+            rows=min(max_rows, size),
+            decodes=0,
+            # one more for each row's rest; empty ones cost time, so not for the most rows there are
+            tiles=-(-size // tile) + max(4, size // (2 * tile)),
+        )
+        for size in buckets_up_to(TOKEN_BUCKETS, max_tokens)
+    ]
+
+
+def mixed_rooms(prefills: list[StepSize]) -> list[StepSize]:
+    """Return the steps to capture that may hold decodes beside what `prefills` hold."""
+    return _and_sharing([replace(room, decodes=room.rows) for room in prefills])
+
+
+def _and_sharing(plain: list[StepSize]) -> list[StepSize]:
+    """Put steps with tiles of common K/V behind those without, which cost less where none has."""
+    return plain + [
+        replace(room, shares=most_tiles(room.decodes))
+        for room in plain
+        if room.decodes >= LEAST_ROWS
+    ]
 
 
 class Capturer:

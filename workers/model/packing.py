@@ -19,6 +19,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from workers.model.batch import Row
+from workers.model.sharing import TILE_ROWS, Shared
 
 ALIGN = 4
 """Parts begin at multiples of so many numbers: 16 bytes, which kernels are compiled for."""
@@ -41,6 +42,9 @@ class DeviceStep:
     decode_contexts: Tensor  # [D]: as `contexts` for rows of one token at the front, else 0
     tile_rows: Tensor  # [tiles]: the row of each tile of queries in prefill, -1 for none
     tile_begins: Tensor  # [tiles]: its first query, counted in the row
+    shared_rows: Tensor  # [shares * TILE_ROWS]: rows with common K/V, -1 behind the last of a tile
+    shared_tokens: Tensor  # [shares]: how many tokens they have in common, 0 for no tile
+    skips: Tensor  # [D, or 0 without shares]: the same for each row, 0 if it shares nothing
     table: Tensor  # [...]: block ids
 
 
@@ -52,6 +56,7 @@ class StepSize:
     rows: int
     decodes: int
     tiles: int
+    shares: int = 0
 
     def fits(self, room: StepSize) -> bool:
         """Whether a step of this size can be padded to `room`."""
@@ -60,6 +65,7 @@ class StepSize:
             and self.rows <= room.rows
             and self.decodes <= room.decodes
             and self.tiles <= room.tiles
+            and self.shares <= room.shares
         )
 
 
@@ -71,14 +77,21 @@ def count_decodes(rows: Sequence[Row]) -> int:
     return len(rows)
 
 
-def size_of(rows: Sequence[Row], *, tile: int) -> StepSize:
-    """Measure a step whose prefills are cut into tiles of `tile` queries."""
+def size_of(rows: Sequence[Row], *, tile: int, shares: int = 0) -> StepSize:
+    """Measure a step whose prefills are cut into tiles of `tile` queries.
+
+    Args:
+        rows: decodes first.
+        tile: queries.
+        shares: tiles of decodes with common K/V.
+    """
     decodes = count_decodes(rows)
     return StepSize(
         tokens=sum(len(row.tokens) for row in rows),
         rows=len(rows),
         decodes=decodes,
         tiles=sum(-(-len(row.tokens) // tile) for row in rows[decodes:]),
+        shares=shares,
     )
 
 
@@ -131,6 +144,9 @@ class Layout:
             "decode_contexts": size.decodes,
             "tile_rows": size.tiles,
             "tile_begins": size.tiles,
+            "shared_rows": size.shares * TILE_ROWS,
+            "shared_tokens": size.shares,
+            "skips": size.decodes if size.shares else 0,
         }
         self._parts: dict[str, slice] = {}
         at = 0
@@ -148,17 +164,18 @@ class Layout:
         parts = {name: buffer[part] for name, part in self._parts.items()}
         return DeviceStep(**parts, table=buffer[self.fixed :])
 
-    def fill(self, out: Ints, rows: Sequence[Row]) -> int:
+    def fill(self, out: Ints, rows: Sequence[Row], shared: Sequence[Shared] = ()) -> int:
         """Write a step.
 
         Args:
             out: `[enough]`, the host's side of the buffer.
             rows: at least one, which fit `size`; decodes first.
+            shared: which decodes have K/V in common.
         Returns: how many numbers are to be copied.
         Raises: ValueError: no rows, rows that do not fit, a row without tokens, one that its block
             table does not cover, or a block that is not there.
         """
-        size = size_of(rows, tile=self._tile)
+        size = size_of(rows, tile=self._tile, shares=len(shared))
         if not rows or not size.fits(self.size):
             raise ValueError(f"a step of {size} does not fit a layout of {self.size}")
         block_size = self._block_size
@@ -188,6 +205,8 @@ class Layout:
             raise ValueError(f"block ids must be in [0, {self._trash_block})")
         self._fill_rows(out, rows, size, needed, contexts)
         self._fill_tokens(out, rows, size, counts, first)
+        if self.size.shares:
+            self._fill_shared(out, shared)
         return used
 
     def _part(self, out: Ints, name: str) -> Ints:
@@ -218,6 +237,15 @@ class Layout:
         tile_begins[len(tiles) :] = 0
         if tiles:
             tile_rows[: len(tiles)], tile_begins[: len(tiles)] = np.array(tiles, np.int32).T
+
+    def _fill_shared(self, out: Ints, shared: Sequence[Shared]) -> None:
+        tiles = self._part(out, "shared_rows").reshape(-1, TILE_ROWS)
+        tokens, skips = self._part(out, "shared_tokens"), self._part(out, "skips")
+        tiles[:], tokens[:], skips[:] = -1, 0, 0
+        for at, tile in enumerate(shared):
+            tiles[at, : len(tile.rows)] = tile.rows
+            tokens[at] = tile.tokens
+            skips[list(tile.rows)] = tile.tokens
 
     def _fill_tokens(
         self, out: Ints, rows: Sequence[Row], size: StepSize, counts: Ints, first: Ints

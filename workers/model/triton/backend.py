@@ -12,6 +12,7 @@ from workers.model.kv import KVPool, LayerKV
 from workers.model.packing import DeviceStep
 from workers.model.triton.decode import choose_splits, decode
 from workers.model.triton.prefill import TILE, choose_tile_splits, prefill
+from workers.model.triton.shared import SharedRows
 from workers.model.triton.write import write
 
 HEAD_DIMS = (16, 32, 64, 128)
@@ -46,6 +47,7 @@ class TritonBackend:
             for query in range(0, step.q_lens[row], TILE)
         ]
         tile_rows, tile_begins = torch.tensor(tiles, dtype=torch.int32).view(-1, 2).T.contiguous()
+        nothing = narrow["ids"][:0]
         return self.plan_device(
             DeviceStep(
                 **narrow,
@@ -57,6 +59,9 @@ class TritonBackend:
                 decode_contexts=step.context_lens[: step.num_decode],
                 tile_rows=tile_rows.to(device),
                 tile_begins=tile_begins.to(device),
+                shared_rows=nothing,
+                shared_tokens=nothing,
+                skips=nothing,
                 table=step.block_tables.flatten(),
             ),
             pool,
@@ -90,6 +95,9 @@ class TritonBackend:
                 out,
                 scale=scale,
                 splits=plan.splits,
+                shared=SharedRows(step.shared_rows, step.shared_tokens, step.skips)
+                if len(step.shared_tokens)
+                else None,
             )
         if len(step.tile_rows):
             prefill(

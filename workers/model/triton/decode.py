@@ -14,34 +14,32 @@ import triton.language as tl
 from torch import Tensor
 
 from workers.model.kv import LayerKV
+from workers.model.triton.shared import PIECES, SharedRows, attend_shared
+from workers.model.triton.walk import LOG2_E, tokens_a_piece, tokens_a_split
 
-LOG2_E = 1.4426950408889634
 MAX_SPLITS = 32
 _WAVES = 3
 
 
 @triton.jit
-def _tokens_a_split(context, splits, BN: tl.constexpr):
-    return tl.maximum(tl.cdiv(tl.cdiv(context, BN), splits), 1) * BN
-
-
-@triton.jit
 def _decode(
-    q_at, k_at, v_at, table, begins, contexts, out, parts, sums, scale,
+    q_at, k_at, v_at, table, begins, contexts, skips, out, parts, sums, scale,
     q_row, q_head, out_row, out_head, kv_block, kv_slot, kv_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, D: tl.constexpr,
-    BLOCK: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
     context = tl.load(contexts + row)
+    low = 0
+    high = context
+    if PIECES:
+        low = tl.load(skips + row)
     if SPLIT:
-        tokens = _tokens_a_split(context, splits, BN)
-        low = split * tokens
+        tokens = tokens_a_split(context - low, splits, BN)
+        low += split * tokens
         high = tl.minimum(low + tokens, context)
-    else:
-        low = 0
-        high = context
     g = tl.arange(0, GROUP_PAD)
     d = tl.arange(0, D)
     n = tl.arange(0, BN)
@@ -78,8 +76,8 @@ def _decode(
             acc += tl.dot(weight.to(v.dtype), v, input_precision="ieee")
             best = new_best
         acc = acc / total[:, None]
-        if SPLIT:
-            part = (row * (KV_HEADS * GROUP) + heads) * splits + split
+        if SPLIT or PIECES:
+            part = (row * (KV_HEADS * GROUP) + heads) * (splits + PIECES) + split
             tl.store(parts + part[:, None] * D + d[None, :], acc, mask=real[:, None])
             tl.store(sums + part, best + tl.log2(total), mask=real)
         else:
@@ -89,22 +87,28 @@ def _decode(
 
 @triton.jit
 def _merge(
-    parts, sums, contexts, out, splits, out_row, out_head,
-    HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, SPLITS_PAD: tl.constexpr,
+    parts, sums, contexts, skips, out, splits, out_row, out_head,
+    HEADS: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr,
+    PARTS_PAD: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts + row)
-    live = tl.cdiv(context, _tokens_a_split(context, splits, BN))
-    s = tl.arange(0, SPLITS_PAD)
+    s = tl.arange(0, PARTS_PAD)
     d = tl.arange(0, D)
-    if live > 0:
-        part = (row * HEADS + head) * splits + s
-        best = tl.load(sums + part, mask=s < live, other=float("-inf"))
+    own = context
+    if PIECES:
+        skip = tl.load(skips + row)
+        own = context - skip
+    live = s < tl.cdiv(own, tokens_a_split(own, splits, BN))
+    if PIECES:
+        pieces = tl.cdiv(skip, tokens_a_piece(skip, PIECES))
+        live = live | ((s >= splits) & (s < splits + pieces))
+    if context > 0:
+        part = (row * HEADS + head) * (splits + PIECES) + s
+        best = tl.load(sums + part, mask=live, other=float("-inf"))
         weight = tl.exp2(best - tl.max(best, 0))
         weight = weight / tl.sum(weight, 0)
-        values = tl.load(
-            parts + part[:, None] * D + d[None, :], mask=(s < live)[:, None], other=0.0
-        )
+        values = tl.load(parts + part[:, None] * D + d[None, :], mask=live[:, None], other=0.0)
         merged = tl.sum(values * weight[:, None], 0)
         tl.store(out + row * out_row + head * out_head + d, merged.to(out.dtype.element_ty))
 
@@ -128,6 +132,7 @@ def decode(
     *,
     scale: float,
     splits: int,
+    shared: SharedRows | None = None,
 ) -> None:
     """Attend for the first D tokens, one each of the first D rows.
 
@@ -141,28 +146,32 @@ def decode(
         out: like `q`; the first D are written.
         scale: factor on the scores.
         splits: from `choose_splits`.
+        shared: rows whose common K/V is read once for all of them.
     """
     rows, (heads, head_dim) = len(contexts), q.shape[1:]
     block, kv_heads = layer.k.shape[1:3]
     parts = sums = out
-    if splits > 1:
-        count = rows * heads * splits
+    pieces = 0 if shared is None else PIECES
+    skips = contexts if shared is None else shared.skips
+    if splits + pieces > 1:
+        count = rows * heads * (splits + pieces)
         parts = torch.empty(count * head_dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(count, dtype=torch.float32, device=q.device)
+    if shared is not None:
+        attend_shared(q, layer, table, begins, shared, parts, sums, scale=scale, own=splits)
     narrow = q.dtype == torch.float32
-    tile = 32 if narrow else 64
+    tile, stages, warps = (32, 2, 4) if narrow else (64, 3, 4)
     _decode[(kv_heads, rows, splits)](
-        q, layer.k, layer.v, table, begins, contexts, out, parts, sums, scale * LOG2_E,
+        q, layer.k, layer.v, table, begins, contexts, skips, out, parts, sums, scale * LOG2_E,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         layer.k.stride(0), layer.k.stride(1), layer.k.stride(2),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), D=head_dim,
-        BLOCK=block, BN=tile, SPLIT=splits > 1,
-        STAGES=2 if narrow else 3, num_warps=4,
+        BLOCK=block, BN=tile, SPLIT=splits > 1, PIECES=pieces, STAGES=stages, num_warps=warps,
     )  # fmt: skip
-    if splits > 1:
+    if splits + pieces > 1:
         _merge[(heads, rows)](
-            parts, sums, contexts, out, splits, out.stride(0), out.stride(1),
-            HEADS=heads, D=head_dim, BN=tile,
-            SPLITS_PAD=triton.next_power_of_2(splits), num_warps=2,
+            parts, sums, contexts, skips, out, splits, out.stride(0), out.stride(1),
+            HEADS=heads, D=head_dim, BN=tile, PIECES=pieces,
+            PARTS_PAD=triton.next_power_of_2(splits + pieces), num_warps=2,
         )  # fmt: skip

@@ -14,54 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from workers.model.kv import LayerKV
-from workers.model.triton.decode import LOG2_E, _tokens_a_split
+from workers.model.triton.walk import LOG2_E, tokens_a_split, walk
 
 TILE = 64
 """Queries of one program."""
 MAX_SPLITS = 8
 """Of a tile: more leave each too little to walk."""
-
-
-@triton.jit
-def _walk(
-    acc, total, best, q, k_at, v_at, table, head, low, high, context, places, scale,
-    kv_block, kv_slot, kv_head,
-    D: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr, CUT: tl.constexpr,
-    SPLIT: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    n = tl.arange(0, BN)
-    d = tl.arange(0, D)
-    for at in tl.range(low, high, BN, num_stages=STAGES):
-        inside = (at + n) < context
-        if BLOCK % BN == 0:  # a tile lies in one block
-            block = tl.load(table + at // BLOCK).to(tl.int64)
-            base = block * kv_block + (at % BLOCK + n) * kv_slot + head * kv_head
-        else:
-            place = at + n
-            block = tl.load(table + place // BLOCK, mask=inside, other=0).to(tl.int64)
-            base = block * kv_block + (place % BLOCK) * kv_slot + head * kv_head
-        if CUT:  # beyond the end there may be anything, and 0 * NaN is NaN
-            k = tl.load(k_at + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        else:
-            k = tl.load(k_at + base[:, None] + d[None, :])
-        score = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if CUT:
-            score = tl.where((at + n)[None, :] <= places[:, None], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1) * scale)
-        anchor = new_best
-        if CUT and SPLIT:  # a query may see nothing of a split, and inf - inf is NaN
-            anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weight = tl.exp2(score * scale - anchor[:, None])
-        decay = tl.exp2(best - anchor)
-        total = total * decay + tl.sum(weight, 1)
-        acc = acc * decay[:, None]
-        if CUT:
-            v = tl.load(v_at + base[:, None] + d[None, :], mask=inside[:, None], other=0.0)
-        else:
-            v = tl.load(v_at + base[:, None] + d[None, :])
-        acc = tl.dot(weight.to(v.dtype), v, acc, input_precision="ieee")
-        best = new_best
-    return acc, total, best
 
 
 @triton.jit
@@ -93,15 +51,15 @@ def _prefill(
         low = 0
         high = tl.minimum(context, before + first + BM)
         if SPLIT:
-            tokens = _tokens_a_split(high, tl.num_programs(2), BN)
+            tokens = tokens_a_split(high, tl.num_programs(2), BN)
             low = split * tokens
             high = tl.minimum(low + tokens, high)
             seen_by_all = tl.minimum(tl.maximum(seen_by_all, low), high)
-        acc, total, best = _walk(
+        acc, total, best = walk(
             acc, total, best, q, k_at, v_at, mine, head // GROUP, low, seen_by_all, context,
             places, scale, kv_block, kv_slot, kv_head, D, BLOCK, BN, False, SPLIT, STAGES,
         )  # fmt: skip
-        acc, total, best = _walk(
+        acc, total, best = walk(
             acc, total, best, q, k_at, v_at, mine, head // GROUP, seen_by_all, high, context,
             places, scale, kv_block, kv_slot, kv_head, D, BLOCK, BN, True, SPLIT, STAGES,
         )  # fmt: skip
@@ -131,7 +89,7 @@ def _merge_tiles(
         count = tl.load(starts + row + 1) - start
         context = tl.load(contexts + row)
         high = tl.minimum(context, context - count + first + BM)
-        live = tl.cdiv(high, _tokens_a_split(high, splits, BN))
+        live = tl.cdiv(high, tokens_a_split(high, splits, BN))
         m = tl.arange(0, BM)
         d = tl.arange(0, D)
         begin = (tile * tl.num_programs(0) + head) * splits * BM + m
