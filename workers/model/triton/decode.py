@@ -160,7 +160,7 @@ def decode(
     if shared is not None:
         attend_shared(q, layer, table, begins, shared, parts, sums, scale=scale, own=splits)
     narrow = q.dtype == torch.float32
-    tile, stages, warps = (32, 2, 4) if narrow else (64, 3, 4)
+    tile, stages, warps = (32, 2, 4) if narrow else (64, 3, 4) if splits > 1 else (32, 6, 2)
     _decode[(kv_heads, rows, splits)](
         q, layer.k, layer.v, table, begins, contexts, skips, out, parts, sums, scale * LOG2_E,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
