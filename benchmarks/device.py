@@ -67,10 +67,10 @@ _SKEW += ("--workers", "2", "--out", "{out}", "--model", "random:qwen3-0.6b")
 _RESTART = ("benchmarks.scale.restart", "--ranks", "8", "--pages", "100000", "--json", "{json}")
 ROUNDS: tuple[tuple[Lane, ...], ...] = (
     ((_micro("step", 1, 120),),),
+    ((Stage("restart", _RESTART, 0, 60),),),
     (
         (_micro("engine", 1, 240),),
         (
-            Stage("restart", _RESTART, 0, 60),
             _micro("route", 0, 90, "--rounds", "600"),
             _micro("ingress", 0, 90),
             _micro("gateway", 0, 90, "--requests", "600", "--at-once", "1", "--at-once", "8"),
