@@ -12,7 +12,7 @@ from lmpoold.protocol.errors import ConfigError
 MOST = 1e12
 PAIRS = r"(\d{1,6}-\d{1,6}(,\d{1,6}-\d{1,6})*)?"
 MAY_BE_ZERO = re.compile(
-    r"w_|bypass_|spill_|origin_hops|max_client_requests|fetch$|fetch_ratio|foreground|background"
+    r"w_|bypass_|spill_|origin_hops|max_client_requests|fetch$|fetch_ratio|fetch_slack|foreground|background"
     r"|hot_skew|hot_idle|hot_ratio"
 )
 
@@ -84,6 +84,9 @@ class PoolConstants:
     """1: a route may bring a prefix along from a neighbour; 0: it may not."""
     fetch_ratio: float = 1.5
     """Computing a prefix must cost this many times what moving it does."""
+    fetch_slack: float = 2048.0
+    """How much cheaper bringing a prefix to another rank must be than its owner's queue. Requests
+    of one prefix read it together where it is, so parting them has to be worth more than a turn."""
     fetch_min_blocks: int = 1
     """Fewer missing blocks than this are computed."""
     fetch_wait_ms: int = 2000

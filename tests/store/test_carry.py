@@ -19,7 +19,7 @@ QUEUE = 30
 @pytest.fixture
 async def pool(pool):
     """Rank 0 has the whole prompt and a queue, rank 1 nothing of either; a good link between."""
-    await pool.set(bypass_slack=4, w_flight=0)
+    await pool.set(bypass_slack=4, fetch_slack=4, w_flight=0)
     for rank in (OWNER, OTHER):
         await pool.join(rank)
         await pool.store.redis.hset(pool.store.keys.rank_facts(rank), "prefill_us", US)
@@ -81,7 +81,7 @@ async def test_a_second_one_joins_the_plan_under_way(pool):
 @pytest.mark.parametrize(
     ("why", "constants", "way"),
     [
-        ("the queue is within the slack", {"bypass_slack": 24}, (100, 50)),
+        ("the queue is within the slack", {"fetch_slack": 24}, (100, 50)),
         ("fetching is off", {"fetch": 0}, (100, 50)),
         ("the way is as long as computing", {}, (4000, 50)),
         ("the way is longer than the queue", {}, (2500, 10)),
@@ -90,7 +90,7 @@ async def test_a_second_one_joins_the_plan_under_way(pool):
     ],
 )
 async def test_the_owner_keeps_it_when(pool, why, constants, way):
-    await pool.set(**({"bypass_slack": 4} | constants))
+    await pool.set(**({"fetch_slack": 4} | constants))
     await pool.store.redis.delete(pool.store.keys.links)
     if way:
         await link(pool, OWNER, OTHER, fixed_us=way[0], block_us=way[1])

@@ -17,6 +17,7 @@ MAY_BE_ZERO |= {
     "foreground_ratio",
     "fetch",
     "fetch_ratio",
+    "fetch_slack",
     "background",
     "hot_skew",
     "hot_idle",

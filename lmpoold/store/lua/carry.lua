@@ -9,7 +9,7 @@ Holds    Asked only when the owner of the prefix would take the request, and onl
 ]]
 -- The live row that would be cheapest with `deep` blocks of the prompt, if it beats `owner` so.
 local function contender(g, r, live, owner, deep)
-  local tail, best, least = max(1, r.ntok - deep * g.block_size) * g.w_prefill, nil, owner.cost - g.bypass_slack
+  local tail, best, least = max(1, r.ntok - deep * g.block_size) * g.w_prefill, nil, owner.cost - g.fetch_slack
   for i = 1, #live do
     local c = live[i]
     if c ~= owner and c.deep < deep and c.verdict ~= 'full' then
@@ -38,7 +38,7 @@ local function carried(g, rows, ranks, r, n, live, owner)
   local way = spent / saved * (depth - c.hi) * g.block_size
   local known = min(depth * g.block_size, r.ntok - 1)
   local cost = c.cost - g.w_prefill * (known - c.deep * g.block_size - way)
-  if cost + g.bypass_slack >= owner.cost then return nil end
+  if cost + g.fetch_slack >= owner.cost then return nil end
   c.cost, c.deep, r.way = cost, depth, {from, depth, saved, spent}
   return c
 end

@@ -15,8 +15,8 @@ local NUMBERS = {'block_size', 'w_wait', 'w_run', 'w_seq', 'w_decode', 'w_prefil
   'w_flight', 'w_lease', 'w_hop', 'w_urgent', 'bypass_slack', 'spill_gap', 'spill_slack',
   'origin_hops', 'flight_ttl_ms', 'resv_ttl_ms', 'max_parked', 'max_ingress', 'max_client_requests',
   'most_falls', 'late_grace_ms', 'engine_stall_ms', 'req_ttl_s', 'out_ttl_ms', 'out_maxlen',
-  'default_deadline_ms', 'fetch', 'fetch_ratio', 'fetch_min_blocks', 'fetch_wait_ms', 'plan_prepare_ms',
-  'plan_execute_ms', 'plan_settle_ms', 'plan_fence_ms', 'plan_ttl_s', 'plans_per_rank', 'background',
+  'default_deadline_ms', 'fetch', 'fetch_ratio', 'fetch_slack', 'fetch_min_blocks', 'fetch_wait_ms',
+  'plan_prepare_ms', 'plan_execute_ms', 'plan_settle_ms', 'plan_fence_ms', 'plan_ttl_s', 'plans_per_rank', 'background',
   'snapshots_at_once'}
 local IDENTITY = {protocol = true, model = true, fingerprint = true, dtype = true, block_size = true,
   kv_block_bytes = true, domain = true, max_model_len = true, weights = true}
