@@ -47,6 +47,7 @@ class Askers:
         told: by request id, as the library gave them.
         asked_s: when a request was accepted, by `time.monotonic`.
         ended_s: when its first end was read.
+        forgotten: outputs that a killed server had shown and then no longer knew.
         cancelled: ids that were cancelled.
         broken: what the library raised that is no answer.
     """
@@ -64,6 +65,8 @@ class Askers:
         self._ended: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.outputs: dict[str, list[Output]] = defaultdict(list)
         self.told: dict[str, list[Output]] = defaultdict(list)
+        self.forgotten = 0
+        self._stands: dict[tuple[str, int, bool], tuple[bytes, Output]] = {}
         self.asked_s: dict[str, float] = {}
         self.ended_s: dict[str, float] = {}
         self.cancelled: set[str] = set()
@@ -176,7 +179,33 @@ class Askers:
             for entry, values in reply[0][1] if reply else ():
                 last = entry
                 for output in read_outputs(values):
-                    self.outputs[output.id].append(output)
+                    await self._note(stream, entry, output)
                     if output.ends:
                         self.ended_s.setdefault(output.id, now_s)
                         self._ended[output.id].set()
+
+    async def _note(self, stream: str, entry: bytes, output: Output) -> None:
+        """Write an output down; what the server forgot and has said anew counts once.
+
+        `appendfsync everysec` lets a server show what it has not yet written. A reader who saw that
+        before the server was killed sees it again, which is what `index` is for; but then the entry
+        that he saw first is no more.
+        """
+        what = (output.id, output.index, output.token is not None)
+        before, self._stands[what] = self._stands.get(what), (entry, output)
+        rows = self.outputs[output.id]
+        if before is not None:
+            old, seen = before
+            # an entry older than all of the stream was trimmed, and tells nothing
+            kept: Any = await until_done(lambda: self._redis.xrange(stream, count=1))
+            stands = await until_done(lambda: self._redis.xrange(stream, old, old))
+            if not stands and kept and _place(kept[0][0]) < _place(old):
+                rows.remove(seen)
+                self.forgotten += 1
+        rows.append(output)
+
+
+def _place(entry: bytes) -> tuple[int, int]:
+    """Return an entry id as numbers that sort as the stream does."""
+    at_ms, _, number = entry.partition(b"-")
+    return int(at_ms), int(number)

@@ -142,7 +142,7 @@ async def _run(plan, say, cast, redis, askers) -> Outcome:
         idle=idle,
         done=breaker.done,
         deaths={name: child.deaths for name, child in cast.children.items()},
-        messages=breaker.messages,
+        messages=breaker.messages + Counter({"forgotten": askers.forgotten}),
         broken=askers.broken,
         recovery_s=_recoveries(breaker.done, askers),
     )
