@@ -18,6 +18,7 @@ from lmpoold.protocol.messages import Output, read_outputs
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
 from tests.chaos.asking import Asking, Template
+from workers.daemon.inbox import entry_place
 
 KEYS = Keyspace()
 RETRY_S = 0.1
@@ -199,13 +200,7 @@ class Askers:
             # an entry older than all of the stream was trimmed, and tells nothing
             kept: Any = await until_done(lambda: self._redis.xrange(stream, count=1))
             stands = await until_done(lambda: self._redis.xrange(stream, old, old))
-            if not stands and kept and _place(kept[0][0]) < _place(old):
+            if not stands and kept and entry_place(kept[0][0].decode()) < entry_place(old.decode()):
                 rows.remove(seen)
                 self.forgotten += 1
         rows.append(output)
-
-
-def _place(entry: bytes) -> tuple[int, int]:
-    """Return an entry id as numbers that sort as the stream does."""
-    at_ms, _, number = entry.partition(b"-")
-    return int(at_ms), int(number)
