@@ -25,7 +25,7 @@ from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import INGRESS_GROUP, Keyspace
 from lmpoold.protocol.messages import PROTOCOL
 from lmpoold.shell.metrics import show_metrics
-from lmpoold.shell.steady import is_lost, pause, settle_heap, stop_on_signals
+from lmpoold.shell.steady import persist, settle_heap, stop_on_signals
 from lmpoold.store.connect import check_server, describe, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
@@ -148,18 +148,11 @@ async def _set_up(
     store: PoolStore, identity: PoolIdentity, constants: PoolConstants, stop: asyncio.Event
 ) -> str:
     """Load the library and describe the pool, waiting a while for a server that is starting."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + START_TIMEOUT_S
-    while True:
-        try:
-            version = await check_server(store.redis)
-            await store.load_library()
-            await store.configure(identity, constants)
-            return version
-        except (RedisError, OSError) as error:
-            if not is_lost(error) or loop.time() > until or stop.is_set():
-                raise ConfigError(
-                    f"the Redis server cannot be used: {describe(error)}; "
-                    "start it, or give its URL with --redis-url"
-                ) from None
-        await pause(stop, 0.2)
+
+    async def describe_pool() -> str:
+        version = await check_server(store.redis)
+        await store.load_library()
+        await store.configure(identity, constants)
+        return version
+
+    return await persist(describe_pool, stop, within_s=START_TIMEOUT_S)

@@ -8,12 +8,15 @@ import gc
 import logging
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
 from redis.exceptions import (
     AskError,
     ClusterDownError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -21,9 +24,14 @@ from redis.exceptions import ConnectionError as ServerLost
 from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.protocol.backoff import decide_wait
+from lmpoold.protocol.errors import ConfigError
 from lmpoold.store.connect import describe
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETRY_S = 0.2
+"""Between two tries of a start."""
 
 GC_YOUNG_OBJECTS = 20_000
 """Objects made since the last collection that start the next one; a request makes some hundreds."""
@@ -63,6 +71,24 @@ async def steadily(name: str, turn: Callable[[], Awaitable[None]], stop: asyncio
                     extra={"loop": name, "why": describe(error), "failures": failures},
                 )
             await _wait(stop, wait_s)
+
+
+async def persist(call: Callable[[], Awaitable[T]], stop: asyncio.Event, *, within_s: float) -> T:
+    """Return what `call` returns, calling again while the server is lost: it may be starting.
+
+    Raises: ConfigError: the server refused, or was lost until the time was over or `stop`.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            return await call()
+        except (RedisError, OSError) as error:
+            if not is_lost(error) or time.monotonic() > until_s or stop.is_set():
+                raise ConfigError(
+                    f"the Redis server cannot be used: {describe(error)}; "
+                    "start it, or give its URL with --redis-url"
+                ) from None
+        await pause(stop, RETRY_S)
 
 
 async def _wait(stop: asyncio.Event, seconds: float) -> None:

@@ -71,6 +71,7 @@ class Link:
         self._open.set()
         self._delay_s = 0.0
         self._refusing = False
+        self._trap: bytes | None = None
 
     async def start(self) -> None:
         """Listen."""
@@ -90,6 +91,15 @@ class Link:
         """End every connection; refuse new ones until `heal`."""
         self._refusing = True
         self._end_flows()
+
+    def cut_at(self, word: bytes) -> None:
+        """Cut as soon as a command with `word` in it comes, which is not delivered."""
+        self._trap = word
+
+    @property
+    def refusing(self) -> bool:
+        """Whether it has been cut and not healed."""
+        return self._refusing
 
     def hold(self) -> None:
         """Deliver nothing until `heal`, then everything: packets that arrive late."""
@@ -166,6 +176,10 @@ class Link:
         keep: bool,
     ) -> None:
         while chunk := await reader.read(CHUNK):
+            if keep and self._trap is not None and self._trap in chunk:
+                self._trap = None
+                self.cut()
+                return
             if keep and command_of(chunk) in REPEATABLE:
                 self.sent.append(chunk)
             if self._delay_s:

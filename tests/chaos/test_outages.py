@@ -164,6 +164,23 @@ async def test_a_server_that_comes_back_is_routed_by_cache_from_the_workers_own_
         assert await pool.leftovers(2) == []
 
 
+async def test_a_worker_that_starts_waits_for_a_server_that_goes_away_at_any_call(scene):
+    async with scene(workers=1) as pool:
+        worker = pool.cast.children["worker 0"]
+        for word in (b"HGETALL", b"\r\nINFO\r\n", b"TIME", b"rank_up"):
+            worker.kill()
+            await pool.until_down(0)
+            worker.link.cut_at(word)
+            worker.allow()
+            async with asyncio.timeout(20):
+                while not worker.link.refusing:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            worker.link.heal()
+            await pool.until_up({0})
+            assert worker.deaths == [], word
+
+
 async def test_everybody_leaves_in_good_order_while_the_server_is_away(scene):
     async with scene(lmpoolds=1, workers=1) as pool:
         pool.cast.server.kill()

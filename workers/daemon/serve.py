@@ -17,7 +17,7 @@ from lmpoold.protocol.errors import ConfigError, RankUnknown, Stale
 from lmpoold.protocol.hashing import domain_root
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.metrics import show_metrics
-from lmpoold.shell.steady import pause, settle_heap, steadily, stop_on_signals
+from lmpoold.shell.steady import pause, persist, settle_heap, steadily, stop_on_signals
 from lmpoold.store.connect import check_server, open_redis
 from lmpoold.store.lane import Lane
 from lmpoold.store.plans import PlanStore
@@ -84,7 +84,8 @@ async def serve(config: WorkerConfig, build: Build) -> None:
     store = PoolStore(redis, Keyspace(config.pool), calls)
     try:
         pool = await wait_for_pool(store, config, stop)
-        await check_server(redis)
+        wait_s = config.start_timeout_s
+        await persist(lambda: check_server(redis), stop, within_s=wait_s)
         boot = BootProgress(store, config.rank)
         began_s = time.monotonic()
         equipment = await asyncio.to_thread(build, pool, boot)
@@ -170,7 +171,8 @@ class _Worker:
             await self._leave(epoch, failed=failed)
 
     async def _engine(self) -> Engine:
-        seconds, microseconds = await self._store.redis.time()
+        wait_s = self._config.start_timeout_s
+        seconds, microseconds = await persist(self._store.redis.time, self._stop, within_s=wait_s)
         offset_s = seconds + microseconds / 1e6 - time.time()
         equipment, size = self._equipment, self._pool.block_size
         try:
