@@ -51,6 +51,7 @@ def table(outcome: Outcome) -> str:
     cases += [f"library raised {case}" for case in outcome.broken] + outcome.idle
     cases += [f"{name} died: {codes}" for name, codes in outcome.deaths.items() if codes]
     lines += [f"  WRONG {case}" for case in cases[:60]]
+    lines += [f"  LAST WORDS {words}" for words in outcome.last_words[:10]]
     lines.append(f"  {'good' if outcome.good else 'NOT GOOD'}")
     return "\n".join(lines)
 

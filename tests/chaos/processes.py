@@ -15,6 +15,8 @@ from tests.chaos.proxy import Link
 MODEL = "random:tiny-qwen3"
 REST_S = 0.5
 """How long a process that ended by itself stays down, as under a supervisor."""
+LAST_WORDS = 2000
+"""Characters kept of a log whose process died."""
 
 
 class Child:
@@ -22,6 +24,7 @@ class Child:
 
     Attributes:
         deaths: exit codes of processes that ended without being killed by the harness.
+        last_words: of each of these, how its log ended.
         codes: exit codes of all that ended.
     """
 
@@ -29,6 +32,7 @@ class Child:
         self.name = name
         self.link = link
         self.deaths: list[int] = []
+        self.last_words: list[str] = []
         self.codes: list[int] = []
         self._argv = (sys.executable, "-m", *argv, "--redis-url", link.url)
         self.log = log
@@ -57,6 +61,7 @@ class Child:
             self.codes.append(code)
             if not self._expected:
                 self.deaths.append(code)
+                self.last_words.append(self.log.read_text()[-LAST_WORDS:])
                 await asyncio.sleep(REST_S)
             self._expected = False
 

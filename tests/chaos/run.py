@@ -64,6 +64,7 @@ class Outcome:
     idle: list[str]
     done: list[Done]
     deaths: dict[str, list[int]]
+    last_words: list[str]
     messages: Counter[str]
     broken: list[str]
     recovery_s: dict[str, list[float]] = field(default_factory=dict)
@@ -142,6 +143,7 @@ async def _run(plan, say, cast, redis, askers) -> Outcome:
         idle=idle,
         done=breaker.done,
         deaths={name: child.deaths for name, child in cast.children.items()},
+        last_words=[word for child in cast.children.values() for word in child.last_words],
         messages=breaker.messages + Counter({"forgotten": askers.forgotten}),
         broken=askers.broken,
         recovery_s=_recoveries(breaker.done, askers),
