@@ -87,7 +87,8 @@ def test_the_command_lines_of_compose_bring_up_a_healthy_pool_that_answers(tmp_p
             rows = map(json.loads, text(tmp_path / f"{name}.log").splitlines())
             (port,) = [row["port"] for row in rows if row["msg"] == "metrics"]
             assert "lmpool_" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
-        asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        turn = {"role": "user", "content": "Hi"}
+        asked = {"model": MODEL, "messages": [turn], "max_tokens": 4, "ignore_eos": True}
         assert httpx.post(f"{url}/v1/chat/completions", json=asked).status_code == 401
         answer = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=key)
         assert answer.json()["usage"]["completion_tokens"] == 4

@@ -12,7 +12,8 @@ import pytest
 from tests.e2e.ctl_program import MODEL, Running, Up, runs, until
 
 pytestmark = pytest.mark.timeout(120)
-ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+TURN = {"role": "user", "content": "Hi"}
+ASKED = {"model": MODEL, "messages": [TURN], "max_tokens": 4, "ignore_eos": True}
 
 
 @pytest.fixture

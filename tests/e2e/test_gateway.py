@@ -79,10 +79,16 @@ async def test_logprobs_of_a_chat_and_of_a_completion(client):
         assert row.top_logprobs[0].token == row.token
         assert row.top_logprobs[0].logprob == row.logprob <= 0
     drawn = await client.chat.completions.create(
-        model=MODEL, messages=TURN, max_tokens=3, logprobs=True
+        model=MODEL,
+        messages=TURN,
+        max_tokens=3,
+        logprobs=True,
+        extra_body={"ignore_eos": True},
     )
     assert [row.top_logprobs for row in drawn.choices[0].logprobs.content] == [[]] * 3
-    plain = await client.completions.create(model=MODEL, prompt="Once", max_tokens=3, logprobs=2)
+    plain = await client.completions.create(
+        model=MODEL, prompt="Once", max_tokens=3, logprobs=2, extra_body={"ignore_eos": True}
+    )
     columns = plain.choices[0].logprobs
     assert len(columns.tokens) == len(columns.token_logprobs) == len(columns.text_offset) == 3
     assert all(logprob <= 0 for logprob in columns.token_logprobs)

@@ -52,7 +52,9 @@ async def test_a_request_id_is_the_pools_id_and_may_come_again(house, client):
 
 
 async def test_health_readiness_and_metrics(house, client):
-    answer = await client.chat.completions.create(model=MODEL, messages=TURN, max_tokens=4)
+    await client.chat.completions.create(
+        model=MODEL, messages=TURN, max_tokens=4, extra_body={"ignore_eos": True}
+    )
     async with httpx.AsyncClient(base_url=house.url) as web:
         assert (await web.get("/health")).status_code == 200
         assert (await web.get("/ready")).json() == {"ready": True, "ranks_up": 1, "why": ""}
@@ -62,9 +64,7 @@ async def test_health_readiness_and_metrics(house, client):
     assert float(values["lmpool_gateway_ttft_seconds_count"]) >= 1
     assert float(values["lmpool_gateway_tpot_seconds_count"]) >= 1
     assert float(values["lmpool_gateway_prompt_tokens_total"]) > 0
-    told = answer.usage.completion_tokens  # up to four: chance may draw the end sooner
-    assert told >= 1
-    assert float(values["lmpool_gateway_output_tokens_total"]) >= told
+    assert float(values["lmpool_gateway_output_tokens_total"]) >= 4
     assert values['lmpool_rank_up{rank="0"}'] == "1.0"
     assert float(values['lmpool_rank_blocks{rank="0"}']) > 0
     assert float(values['lmpool_rank_output_tokens_total{rank="0"}']) >= 4
