@@ -323,14 +323,8 @@ class PoolStore:
 
         Returns: seconds from before it to behind it, by the server's clock.
         """
-        # One behind the other on the lane; inside a transaction the clock stands still.
-        began, _, ended = await asyncio.gather(
-            self._lane.execute("TIME"),
-            self._lane.together(("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S)),
-            self._lane.execute("TIME"),
-        )
-        passed_us = (int(ended[0]) - int(began[0])) * 1_000_000 + int(ended[1]) - int(began[1])
-        return max(0, passed_us) / 1e6
+        chunk = ("HSET", stage, *words), ("EXPIRE", stage, STAGE_TTL_S)
+        return await self._lane.timed(*chunk)
 
     async def emit(
         self,

@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError as ServerSlow
 
 from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
-from lmpoold.store.lane import Lane
+from lmpoold.store.lane import Lane, Plain
 
 
 @pytest.fixture
@@ -82,6 +82,34 @@ async def test_a_call_whose_caller_left_does_not_shift_the_replies(lane):
     replies = await asyncio.gather(*calls, return_exceptions=True)
     assert replies[1::2] == [f"{i}".encode() for i in range(1, 10, 2)]
     assert await lane.execute("ECHO", "x") == b"x"
+
+
+async def test_a_timed_transaction_takes_as_long_as_the_server_was_at_it(lane):
+    loops = "for _ = 1, tonumber(ARGV[1]) do end"
+    brief_s = await lane.timed(("EVAL", loops, 0, 1))
+    assert 0 <= brief_s < await lane.timed(("EVAL", loops, 0, 3_000_000))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_timed_transaction_raises_what_one_of_its_commands_did(lane, redis, plain):
+    way = Plain(redis) if plain else lane
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await way.timed(("SET", "k", "v"), ("HSET", "k", "a", "b"), ("SET", "k", "w"))
+    assert await way.execute("GET", "k") == b"w"
+    with pytest.raises(ResponseError, match="unknown command"):
+        await way.timed(("SET", "k", "x"), ("NONSENSE",))
+    assert await way.execute("GET", "k") == b"w", "nothing of it was carried out"
+    assert await way.timed(("SET", "k", "y")) >= 0
+
+
+async def test_a_transaction_whose_caller_left_does_not_shift_the_replies(lane):
+    await lane.execute("PING")
+    leaving = asyncio.create_task(lane.timed(("SET", "k", "v"), ("GET", "k")))
+    staying = asyncio.create_task(lane.together(("GET", "k"), ("ECHO", "x")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await staying == [b"v", b"x"]
+    assert await lane.execute("ECHO", "y") == b"y"
 
 
 async def test_a_server_that_does_not_answer_is_slow_and_the_next_call_reconnects(server, lane):
