@@ -8,8 +8,9 @@ from redis.exceptions import BusyLoadingError
 from lmpoold.protocol.errors import ConfigError, NoCapacity, UnsafeServer
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.shell.steady import is_lost
+from lmpoold.store import embedded
 from lmpoold.store.connect import check_server, judge_server, open_redis
-from lmpoold.store.embedded import EmbeddedServer
+from lmpoold.store.embedded import EmbeddedServer, server_binary
 from lmpoold.store.scripts import PoolStore
 from tests.store.pool import begin
 
@@ -122,3 +123,18 @@ async def test_a_server_that_is_reading_its_data_in_is_waited_for_not_refused():
     with pytest.raises(BusyLoadingError) as error:
         await check_server(Loading())
     assert is_lost(error.value)
+
+
+async def test_the_embedded_server_keeps_what_its_owner_says_of_malloc(tmp_path, monkeypatch):
+    program, note = tmp_path / "noting", tmp_path / "note"
+    program.write_text(
+        f'#!/bin/sh\nprintf %s "$GLIBC_TUNABLES" > {note}\nexec {server_binary()} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(embedded, "server_binary", lambda: program)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=9")
+    server = EmbeddedServer(tmp_path / "s")
+    await server.start()
+    server.stop()
+    # The later of two that name one thing holds.
+    assert note.read_text() == f"{embedded.CACHED_FREES}:glibc.malloc.tcache_count=9"
