@@ -34,6 +34,7 @@ from lmpoold.store.connect import open_redis
 from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.lane import Lane
 from lmpoold.store.scripts import PoolStore
+from workers.core.blocks import BlockPool
 
 CHAIN = 64
 LONG_US = 1000
@@ -51,13 +52,27 @@ def chain(bench: Bench, rank: int) -> tuple[PrefixHash, ...]:
     return chain_hashes([rng.randrange(50_000) for _ in range(CHAIN * BLOCK)], BLOCK, bench.root)
 
 
+def filled(bench: Bench, rank: int, pages: int) -> BlockPool:
+    """A pool with `pages` blocks in its map: the rank's prompt, and blocks that begin others."""
+    pool = BlockPool(2 * pages, BLOCK)
+    names = [*chain(bench, rank)]
+    names += [PrefixHash(f"{bench.random.getrandbits(128):032x}") for _ in range(pages - CHAIN)]
+    parents = [bench.root, *names[: CHAIN - 1], *[bench.root] * (pages - CHAIN)]
+    depths = [*range(CHAIN), *[0] * (pages - CHAIN)]
+    blocks = pool.allocate(pages)
+    assert blocks is not None
+    for block, name, parent, depth in zip(blocks, names, parents, depths, strict=True):
+        pool.publish(block, name, parent, depth, [0] * BLOCK, 0.0)
+    pool.drain_changes()
+    return pool
+
+
 async def play_worker(url: str, rank: int, pages: int) -> None:
     """Wait for the server with a full table, join, send it, and stay until killed."""
     redis = open_redis(url)
     bench = Bench(redis, rank)
     bench.store = PoolStore(redis, bench.store.keys, Lane(redis))  # as workers call
-    names = [*chain(bench, rank)]
-    names += [PrefixHash(f"{bench.random.getrandbits(128):032x}") for _ in range(pages - CHAIN)]
+    pool = filled(bench, rank, pages)
     settle_heap()  # as workers do
     print("waiting", flush=True)
     while True:
@@ -68,8 +83,8 @@ async def play_worker(url: str, rank: int, pages: int) -> None:
                 rank, held="", ttl_ms=60_000, blocks=2 * pages, identity=identity, facts=facts
             )
             # Written down only now, as a worker's engine does when it is told of the new epoch.
-            table = {name: f"{at}:1:{at}:{bench.root}" for at, name in enumerate(names)}
-            await bench.store.swap(rank, epoch, 1, Counts(pages, pages, 0, 0, 0), table)
+            counts = Counts(pool.free, pool.reclaimable, 0, 0, 0)
+            await bench.store.swap(rank, epoch, 1, counts, pool.table())
             break
         except (RedisError, OSError, LMPoolError):
             await asyncio.sleep(0.02)

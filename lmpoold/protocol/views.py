@@ -35,6 +35,10 @@ class Counts:
         )
 
 
+PAGE_TEXT = "%d:%d:%d:%s"
+"""A `PageEntry` in the page table: `PAGE_TEXT % entry`."""
+
+
 class PageEntry(NamedTuple):  # a snapshot has one a block, and a tuple is made in half the time
     """Where a rank holds one block; `parent` is the hash before it, or the domain root."""
 
@@ -45,7 +49,7 @@ class PageEntry(NamedTuple):  # a snapshot has one a block, and a tuple is made 
 
     def __str__(self) -> str:
         """Return the entry as it stands in the page table."""
-        return f"{self.block}:{self.generation}:{self.depth}:{self.parent}"
+        return PAGE_TEXT % self
 
 
 @dataclass(frozen=True, slots=True)

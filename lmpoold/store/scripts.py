@@ -17,6 +17,7 @@ from lmpoold.protocol.hashing import PrefixHash
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.protocol.messages import Output
 from lmpoold.protocol.views import (
+    PAGE_TEXT,
     Counts,
     Ended,
     PageEntry,
@@ -285,12 +286,11 @@ class PoolStore:
         epoch: str,
         new: int,
         counts: Counts,
-        pages: Mapping[PrefixHash, PageEntry] | Mapping[PrefixHash, PageEntry | str],
+        pages: Mapping[PrefixHash, PageEntry],
     ) -> None:
         """Replace a rank's page table by a full snapshot, staged in chunks and then renamed.
 
-        Entries may be text already, as they stand in the table. A few ranks send at a time, the
-        others wait for their turn; what is one chunk anyway waits for nobody.
+        Ranks take turns, `snapshots_at_once` at a time; what is one chunk anyway waits for nobody.
 
         Raises: Stale: the rank was fenced.
         """
@@ -304,9 +304,15 @@ class PoolStore:
         await self._stage(stage, "_", note)
         size = ChunkSize()
         # Flattened by loops that are not Python's: there are many.
-        words = chain.from_iterable(zip(pages, map(str, pages.values()), strict=True))
-        while chunk := list(islice(words, 2 * size.pages)):
-            size.learn(len(chunk) // 2, await self._stage(stage, *chunk))
+        texts = map(PAGE_TEXT.__mod__, pages.values())
+        words = chain.from_iterable(zip(pages, texts, strict=True))
+        chunk = list(islice(words, 2 * size.pages))
+        while chunk:
+            count = len(chunk) // 2
+            sending = asyncio.create_task(self._stage(stage, *chunk), name="snapshot chunk")
+            await asyncio.sleep(0)  # it is written; the next one is made while the server is at it
+            chunk = list(islice(words, 2 * size.pages))
+            size.learn(count, await sending)
             if turn is not None and turn.ends_soon:
                 await self._take(turn, rank, epoch)
         await self.call("swap", rank, epoch, new, str(counts), len(pages))

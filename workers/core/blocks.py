@@ -37,6 +37,9 @@ BlockId = NewType("BlockId", int)
 """Index of a block in the KV tensor, 0 <= id < num_blocks."""
 
 
+_NOWHERE = PageEntry(-1, 0, 0, PrefixHash(""))
+
+
 @dataclass(slots=True, eq=False)
 class _Block:
     ref: int = 0
@@ -47,6 +50,7 @@ class _Block:
     children: int = 0
     access_count: int = 0
     last_access_s: float = 0.0
+    entry: PageEntry = _NOWHERE  # as the page table has it, while it is mapped
     tokens: bytes = b""  # packed: 4 bytes a token, and nothing for the garbage collector to walk
 
 
@@ -137,7 +141,7 @@ class BlockPool:
     def lookup(self, name: PrefixHash) -> PageEntry | None:
         """Return the page entry of a mapped name."""
         block = self._map.get(name)
-        return None if block is None else self._entry(block)
+        return None if block is None else self._blocks[block].entry
 
     def resident(self, hashes: Sequence[PrefixHash]) -> tuple[int, int]:
         """Count the leading names of one chain that are mapped, and how many of those are held.
@@ -266,6 +270,7 @@ class BlockPool:
         if above is not None:
             above.children += 1
         new.name, new.parent, new.depth, new.tokens = name, parent, depth, token_bytes(tokens)
+        new.entry = PageEntry(block, new.generation, depth, parent)
         new.access_count, new.last_access_s = 1 + self._past.recall(name), now_s
         self._past.count(new.access_count)
         return True
@@ -317,7 +322,7 @@ class BlockPool:
     def drain_changes(self) -> Changes:
         """Return what happened to the map since the last drain, net of what came and went."""
         mapped = self._map
-        puts = {name: self._entry(mapped[name]) for name in self._touched if name in mapped}
+        puts = {n: self._blocks[mapped[n]].entry for n in self._touched if n in mapped}
         dels = tuple(name for name, was in self._touched.items() if was and name not in mapped)
         self._touched.clear()
         # Names stand in the order of their first touch. A child that went and came back may stand
@@ -325,15 +330,10 @@ class BlockPool:
         # first already.
         return Changes(dict(sorted(puts.items(), key=lambda put: put[1].depth)), dels)
 
-    def table(self) -> dict[PrefixHash, str]:
+    def table(self) -> dict[PrefixHash, PageEntry]:
         """Return the map as a page table has it; drain before, and the next drain builds on it."""
-        held = ((name, block, self._blocks[block]) for name, block in self._map.items())
-        return {n: f"{at}:{b.generation}:{b.depth}:{b.parent}" for n, at, b in held}
-
-    def _entry(self, block: BlockId) -> PageEntry:
-        held = self._blocks[block]
-        assert held.parent is not None, "a mapped block has a parent"
-        return PageEntry(block, held.generation, held.depth, held.parent)
+        blocks = self._blocks
+        return {name: blocks[at].entry for name, at in self._map.items()}
 
     def _offer(self, block: BlockId) -> None:
         """Put a block among the leaves, if it is one now."""
@@ -353,7 +353,7 @@ class BlockPool:
         self._touched.setdefault(leaf.name, True)
         del self._map[leaf.name]
         self._past.forget(leaf.name, leaf.access_count)
-        leaf.name, leaf.tokens = None, b""
+        leaf.name, leaf.entry, leaf.tokens = None, _NOWHERE, b""
         self._cached -= 1
         self._once_used -= leaf.access_count < 2
         self._free.append(block)
@@ -381,6 +381,8 @@ class BlockPool:
             block = self._blocks[i]
             assert block.name == name, f"{name}: block {i} is called {block.name}"
             assert len(block.tokens) == 4 * self.block_size, f"block {i}: {block.tokens!r}"
+            where = (i, block.generation, block.depth, block.parent)
+            assert block.entry == where, f"{name}: {block.entry} for {where}"
             if block.depth:
                 assert block.parent is not None, f"{name}: no parent"
                 assert block.parent in self._map, f"{name}: its parent is gone"

@@ -28,7 +28,7 @@ class StepReport:
     admitted: Sequence[str] = ()
     puts: Mapping[PrefixHash, PageEntry] = field(default_factory=dict)
     dels: Sequence[PrefixHash] = ()
-    snapshot: Mapping[PrefixHash, str] | None = None
+    snapshot: Mapping[PrefixHash, PageEntry] | None = None
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Backlog:
     admitted: list[str] = field(default_factory=list)
     puts: dict[PrefixHash, PageEntry] = field(default_factory=dict)
     dels: dict[PrefixHash, None] = field(default_factory=dict)
-    snapshot: dict[PrefixHash, str] | None = None
+    snapshot: dict[PrefixHash, PageEntry] | None = None
 
     @property
     def still_running(self) -> list[str]:

@@ -6,8 +6,6 @@ import asyncio
 from collections import deque
 
 from lmpoold.protocol.errors import LMPoolError, RequestsOver, Stale
-from lmpoold.protocol.hashing import PrefixHash
-from lmpoold.protocol.views import PageEntry
 from lmpoold.shell.observe import log_request
 from lmpoold.store.said import delta_args, emit_args
 from lmpoold.store.scripts import PoolStore
@@ -135,7 +133,7 @@ class Reporter:
             await self._store.emit(
                 self._rank, self._epoch, self._step, sending.outputs, sending.ended
             )
-        pages: dict[PrefixHash, PageEntry | str] = {**sending.snapshot, **sending.puts}
+        pages = {**sending.snapshot, **sending.puts}
         for name in sending.dels:
             pages.pop(name, None)
         version = self._version + 1
