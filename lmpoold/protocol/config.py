@@ -70,8 +70,9 @@ class PoolConstants:
     """How long after its deadline a worker may still end a request; then the pool does."""
     engine_stall_ms: int = 60_000
     """How long an engine that has work may finish no step; then its rank is taken from it."""
-    snapshots_at_once: int = 2
-    """Ranks that may send a full snapshot at a time: so many chunks may keep a client waiting."""
+    snapshots_at_once: int = 1
+    """Ranks that may send a full snapshot at a time: so many chunks may keep a client waiting. One
+    keeps a server busy: the next chunk is made while it is at the last one."""
     req_ttl_s: int = 3600
     """How long the record of an ended request is kept."""
     out_ttl_ms: int = 600_000

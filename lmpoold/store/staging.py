@@ -2,7 +2,7 @@
 
 The server's clock is read before and behind each chunk. What passes between is what another client
 may have to wait: the chunk, and those of other workers that came with it. All workers have a
-snapshot to send after a restart; they take turns, a few at a time, so that few chunks come at once.
+snapshot to send after a restart; they take turns, so that few chunks come at once.
 """
 
 from __future__ import annotations
