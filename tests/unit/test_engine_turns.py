@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -74,6 +75,26 @@ class Driven:
         self.engine.tell(Stop())
         assert self.engine.join(10)
         assert self.engine.failure is None
+
+
+class Slow(IdlePlant):
+    """Computes while it launches, as a processor does."""
+
+    def launch(self, batch):
+        time.sleep(0.02)
+        super().launch(batch)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_what_a_launch_computes_counts_for_the_pace(lookahead):
+    driven = Driven(2048, lookahead=lookahead, plant=Slow())
+    try:
+        for number in range(2):  # the first of a size is not learnt from
+            driven.ask(f"r{number}", [number] * 60, 1)
+        assert driven.engine.pace.samples == 1
+        assert driven.engine.pace.prefill_us * 60 >= 20_000
+    finally:
+        driven.close()
 
 
 @pytest.fixture(params=[0, 1], ids=["in step", "one step ahead"])

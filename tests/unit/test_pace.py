@@ -34,6 +34,30 @@ def test_steps_that_mostly_decode_say_nothing():
     assert (pace.prefill_us, pace.samples) == (None, 0)
 
 
+def test_what_a_step_takes_in_any_case_is_not_the_prompts():
+    pace = Pace()
+    pace.observe(0, 1, 0.006)
+    for _ in range(2):
+        pace.observe(1000, 1, 0.106)
+    assert pace.prefill_us == pytest.approx(100.0)
+
+
+def test_a_decode_step_of_many_rows_takes_no_more_than_half_off():
+    pace = Pace()
+    pace.observe(0, 256, 0.05)
+    for _ in range(2):
+        pace.observe(1000, 1, 0.02)
+    assert pace.prefill_us == pytest.approx(10.0)
+
+
+def test_short_steps_among_long_ones_hardly_count():
+    pace = Pace()
+    for _ in range(30):
+        pace.observe(1000, 0, 0.1)
+        pace.observe(10, 0, 0.005)
+    assert pace.prefill_us == pytest.approx(100.0, rel=0.06)
+
+
 def test_no_sample_is_beyond_reason():
     pace = Pace()
     for _ in range(2):
@@ -43,10 +67,10 @@ def test_no_sample_is_beyond_reason():
 
 def test_a_step_is_expected_to_take_what_ones_like_it_took():
     pace = Pace()
-    assert (pace.expect_s(1000, 0), pace.expect_s(0, 8)) == (0.0, 0.0)
-    for _ in range(2):
-        pace.observe(1000, 0, 0.01)
+    assert (pace.expect_s(1000), pace.expect_s(0)) == (0.0, 0.0)
     pace.observe(0, 8, 0.003)
-    assert pace.expect_s(2000, 0) == pytest.approx(0.02)
-    assert pace.expect_s(1990, 10) == pytest.approx(0.02)
-    assert pace.expect_s(0, 9) == pytest.approx(0.003)
+    assert (pace.expect_s(1000), pace.expect_s(0)) == (0.0, 0.003)
+    for _ in range(2):
+        pace.observe(1000, 8, 0.013)
+    assert pace.expect_s(1000) == pytest.approx(0.013)
+    assert pace.expect_s(2000) == pytest.approx(0.023)

@@ -269,9 +269,10 @@ class Engine:
         batch = self._scheduler.schedule(time.monotonic())
         launched = bool(batch.rows)
         if launched:
+            began_s = time.monotonic()  # a processor computes it here, a GPU from here on
             self._plant.launch(batch)
             self._metrics.launched(batch)
-            self._under_way.append((batch, time.monotonic()))
+            self._under_way.append((batch, began_s))
         self._stalled = not self._under_way  # somebody else holds the blocks it needs
         if len(self._under_way) > (self._scheduler.lookahead if launched else 0):
             self._take_in()
@@ -279,7 +280,7 @@ class Engine:
     def _hand_over_meanwhile(self) -> None:
         """Carry out handovers until the step should soon be done."""
         batch, launched_s = self._under_way[0]
-        long_s = self.pace.expect_s(batch.prefill_tokens, len(batch.decodes))
+        long_s = self.pace.expect_s(batch.prefill_tokens)
         if long_s < LONG_S:
             return
         until_s = max(launched_s, self._collected_s) + long_s - LOOK_S
