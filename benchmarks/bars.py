@@ -68,6 +68,13 @@ def _rate(transport: str, blocks: int) -> Callable[[Figures], float]:
     )
 
 
+def _right(place: int, decided: str) -> Callable[[Figures], float]:
+    """1 where a prefix of that place in length was treated so, and was faster so."""
+    return lambda found: float(
+        found["rows"][place]["right"] is True and found["rows"][place]["decided"] == decided
+    )
+
+
 def _mean(found: Figures, mode: str, figure: str) -> float:
     return float(found["results"][mode]["summary"][figure]["mean"])
 
@@ -161,6 +168,8 @@ BARS: tuple[Bar, ...] = (
         lambda f: f["accuracy"]["learning"]["mean_error"] * 100,
         most=20,
     ),
+    Bar("admit", "right to compute the shortest prefix", _right(0, "computed"), least=1),
+    Bar("admit", "right to move the longest prefix", _right(-1, "moved"), least=1),
     Bar(
         "route",
         "route of no-op, 3 x 64",

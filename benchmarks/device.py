@@ -85,6 +85,7 @@ ROUNDS: tuple[tuple[Lane, ...], ...] = (
             _micro("transfer", 2, 300, to="--out"),
             _micro("dispatch", 2, 80, "--device", "cuda", "--block-tokens", "256", to="--out"),
             _micro("cost", 2, 80, "--device", "cuda", "--block-tokens", "256", to="--out"),
+            _micro("admit", 2, 120, "--device", "cuda", "--block-tokens", "256", to="--out"),
             Stage("tests-pair", (*TESTS, "tests/gpu/transport"), 2, 240),
         ),
     ),

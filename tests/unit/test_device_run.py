@@ -90,7 +90,7 @@ def test_nothing_starts_when_the_time_is_over(tmp_path, capfd):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [((), "--out"), (("--out", "x", "--only", "stp"), "no stage stp; there are cost, ")],
+    [((), "--out"), (("--out", "x", "--only", "stp"), "no stage stp; there are admit, ")],
 )
 def test_a_wrong_call_is_told_what_to_do(words, said):
     done = CliRunner().invoke(main, words)
