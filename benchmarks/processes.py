@@ -19,6 +19,8 @@ from lmpoold.store.embedded import EmbeddedServer
 from lmpoold.store.scripts import PoolStore
 
 READY_S = 240.0
+PAIR_MODELS = {"cpu": "random:tiny-qwen3", "cuda": "random:qwen3-0.6b"}
+"""What two workers run between which blocks are moved, by device."""
 
 
 class Started(Protocol):
@@ -117,6 +119,32 @@ async def running_processes(spawn: Spawn = spawn) -> AsyncIterator[Processes]:
         finally:
             processes.end()
             server.stop()
+
+
+def pair_of_workers(
+    device: str, transport: str, blocks: int, block_tokens: int, longest: int
+) -> tuple[str, list[list[str]], tuple[str, ...]]:
+    """Return model, workers and daemon options of a pool of two, as `running_pool` takes them.
+
+    Args:
+        device: `cpu` or `cuda`; then rank k takes cuda:k.
+        transport: as workers take it.
+        blocks: of each worker.
+        block_tokens: tokens a block.
+        longest: tokens of the longest sequence.
+    """
+    model = PAIR_MODELS[device]
+    workers = [
+        [
+            *("workers", "--model", model, "--rank", str(rank), "--blocks", str(blocks)),
+            *("--threads", "1", "--transport", transport),
+            *("--device", f"cuda:{rank}" if device == "cuda" else "cpu"),
+        ]
+        for rank in (0, 1)
+    ]
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    options = ("--block-size", str(block_tokens), "--dtype", dtype, "--max-model-len", str(longest))
+    return model, workers, options
 
 
 @contextlib.asynccontextmanager

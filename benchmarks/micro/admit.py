@@ -28,15 +28,16 @@ from typing import Any
 import click
 import uvloop
 
-from benchmarks.processes import running_pool, spawn
+from benchmarks.processes import PAIR_MODELS, pair_of_workers, running_pool, spawn
 from lmpoold.client import PoolClient
 from lmpoold.protocol.errors import RequestFailed
 from lmpoold.protocol.keys import Keyspace
 from lmpoold.store.connect import open_redis
 from lmpoold.store.scripts import PoolStore
 
-MODELS = {"cpu": "random:tiny-qwen3", "cuda": "random:qwen3-0.6b"}
 VOCABULARY = 250
+MOST_BLOCKS = 3000
+"""Of a rank: 87 GB of blocks of 256 tokens. What is older than the last trial may be forgotten."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 BESIDE_TOKENS = 1000
 """Of the request that rank 0 decodes meanwhile; it is cancelled before that."""
@@ -193,19 +194,10 @@ async def measure(
         rounds: trials of each way at each length.
         seed: of the prompts.
     """
-    model, sizes = MODELS[device], [size for size in SIZES if size <= most]
-    room = str((rounds + 2) * len(WAYS) * (sum(sizes) + 4 * len(sizes)))
-    workers = [
-        [
-            *("workers", "--model", model, "--rank", str(rank), "--blocks", room),
-            *("--threads", "1", "--transport", transport),
-            *("--device", f"cuda:{rank}" if device == "cuda" else "cpu"),
-        ]
-        for rank in (0, 1)
-    ]
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    longest = str(max((most + 2) * block_tokens, 2 * BESIDE_TOKENS))
-    options = ("--block-size", str(block_tokens), "--dtype", dtype, "--max-model-len", longest)
+    sizes = [size for size in SIZES if size <= most]
+    room = min(MOST_BLOCKS, (rounds + 2) * len(WAYS) * (sum(sizes) + 4 * len(sizes)))
+    longest = max((most + 2) * block_tokens, 2 * BESIDE_TOKENS)
+    model, workers, options = pair_of_workers(device, transport, room, block_tokens, longest)
     trials: list[Trial] = []
     async with running_pool(model, workers, daemon_options=options) as processes:
         argv = ("ctl", "calibrate", "--redis-url", processes.url, "--blocks", str(most))
@@ -260,7 +252,7 @@ def show(found: dict[str, Any], rows: Sequence[Judged]) -> None:
 
 
 @click.command()
-@click.option("--device", type=click.Choice(sorted(MODELS)), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(sorted(PAIR_MODELS)), default="cpu", show_default=True)
 @click.option("--transport", default="auto", show_default=True)
 @click.option("--block-tokens", default=16, show_default=True)
 @click.option("--most", default=64, show_default=True, help="Blocks of the longest prefix.")

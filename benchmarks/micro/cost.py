@@ -23,7 +23,7 @@ from typing import Any
 import click
 import uvloop
 
-from benchmarks.processes import running_pool
+from benchmarks.processes import PAIR_MODELS, pair_of_workers, running_pool
 from ctl.probing import Prober
 from lmpoold.core.cost import CostModel
 from lmpoold.protocol.calibration import Sample, fit
@@ -32,7 +32,6 @@ from lmpoold.store.connect import open_redis
 from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 
-MODELS = {"cpu": "random:tiny-qwen3", "cuda": "random:qwen3-0.6b"}
 PAIR = (0, 1)
 SPACING_S = 0.01
 """Of the clock that predictions are made by."""
@@ -98,22 +97,14 @@ async def measure(
         seed: of the sizes held out.
     Returns: what `read_recorded` reads.
     """
-    workers = [
-        [
-            *("workers", "--model", MODELS[device], "--rank", str(rank), "--blocks", str(4 * most)),
-            *("--threads", "1", "--transport", transport),
-            *("--device", f"cuda:{rank}" if device == "cuda" else "cpu"),
-        ]
-        for rank in (0, 1)
-    ]
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    longest = str(most * block_tokens)
-    options = ("--block-size", str(block_tokens), "--dtype", dtype, "--max-model-len", longest)
+    model, workers, options = pair_of_workers(
+        device, transport, 4 * most, block_tokens, most * block_tokens
+    )
     draw = random.Random(seed)
     sizes = [1 << power for power in range(most.bit_length())] * rounds
     draw.shuffle(sizes)
     rows: dict[str, list[tuple[int, float, float]]] = {"fitted": [], "held_out": []}
-    async with running_pool(MODELS[device], workers, daemon_options=options) as processes:
+    async with running_pool(model, workers, daemon_options=options) as processes:
         redis = open_redis(processes.url)
         store = PoolStore(redis, Keyspace())
         prober = Prober(
@@ -154,7 +145,7 @@ def read_recorded(found: dict[str, Any]) -> tuple[list[Sample], list[Sample]]:
 
 
 @click.command()
-@click.option("--device", type=click.Choice(sorted(MODELS)), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(sorted(PAIR_MODELS)), default="cpu", show_default=True)
 @click.option("--transport", default="auto", show_default=True)
 @click.option("--block-tokens", default=16, show_default=True)
 @click.option("--most", default=128, show_default=True, help="Blocks of the largest transfer.")

@@ -23,7 +23,7 @@ from typing import Any
 import click
 import uvloop
 
-from benchmarks.processes import running_pool
+from benchmarks.processes import PAIR_MODELS, pair_of_workers, running_pool
 from lmpoold.client import PoolClient
 from lmpoold.protocol.calibration import percentile
 from lmpoold.protocol.hashing import PrefixHash, chain_hashes
@@ -34,7 +34,6 @@ from lmpoold.store.lane import Lane
 from lmpoold.store.plans import PlanStore
 from lmpoold.store.scripts import PoolStore
 
-MODELS = {"cpu": "random:tiny-qwen3", "cuda": "random:qwen3-0.6b"}
 VOCABULARY = 250
 SPARE_BLOCKS = 64
 ASKED_AT_ONCE = 8
@@ -75,19 +74,10 @@ async def measure(
         plans: how many count; a few more before them warm everything up.
     Returns: percentiles in ms of the whole, of each phase, of the travel and of what is left.
     """
-    model = MODELS[device]
     room = (plans + WARM_UP) * (blocks + 1) + SPARE_BLOCKS
-    workers = [
-        [
-            *("workers", "--model", model, "--rank", str(rank), "--blocks", str(room)),
-            *("--threads", "1", "--transport", transport),
-            *("--device", f"cuda:{rank}" if device == "cuda" else "cpu"),
-        ]
-        for rank in (0, 1)
-    ]
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    longest = str((blocks + 2) * block_tokens)
-    options = ("--block-size", str(block_tokens), "--dtype", dtype, "--max-model-len", longest)
+    model, workers, options = pair_of_workers(
+        device, transport, room, block_tokens, (blocks + 2) * block_tokens
+    )
     async with running_pool(model, workers, daemon_options=options) as processes:
         redis = open_redis(processes.url, timeout_s=2 * PLAN_MS / 1000)
         lane = Lane(redis)
@@ -212,7 +202,7 @@ LABELS = {
 
 
 @click.command()
-@click.option("--device", type=click.Choice(sorted(MODELS)), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(sorted(PAIR_MODELS)), default="cpu", show_default=True)
 @click.option("--transport", default="auto", show_default=True)
 @click.option("--block-tokens", default=16, show_default=True)
 @click.option("--blocks", default=8, show_default=True)
